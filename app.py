@@ -20,7 +20,7 @@ FIRST_PORT, PORTS = 7860, 100
 def main(arguments: list[str] | None = None) -> int:
     parser = serve.build_parser()
     parser.prog, parser.description = "app.py", __doc__
-    parser.set_defaults(port=None)
+    parser.set_defaults(prog=parser.prog, port=None)
     settings = parser.parse_args(arguments)
     last = None if settings.port else FIRST_PORT + PORTS - 1
     settings.port = settings.port or FIRST_PORT

@@ -11,13 +11,16 @@ what was accepted has been answered; 2 with one sentence if it cannot start.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import webbrowser
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from inference.flags import (
     DTYPES,
@@ -33,7 +36,6 @@ from inference.flags import (
     positive,
 )
 from messages import one_line
-from web.sockets import address, listen
 
 # What imports torch or fastapi is imported inside functions: --help and a wrong argument answer at once.
 
@@ -42,6 +44,7 @@ DEFAULT_MODEL = Path(__file__).resolve().parent / "checkpoints" / "ocelli-shapes
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="serve.py", description=__doc__)
+    parser.set_defaults(prog=parser.prog)
     add = parser.add_argument
     # fmt: off
     add("--host", default="127.0.0.1",
@@ -56,8 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="address of a proxy whose X-Forwarded-For names the client; may be given several times")
     add("--api-key", default=os.environ.get("OCELLI_API_KEY") or None, metavar="KEY",
         help="key that clients have to send (default: the variable OCELLI_API_KEY, which is not seen in ps)")
-    add("--model", action="append", type=model, dest="models", metavar="MODEL",
-        help=f"{MODEL}; may be given several times (default: the embedded model)")
+    add("--model", type=model, default=str(DEFAULT_MODEL), metavar="MODEL",
+        help=f"{MODEL} (default: the embedded model)")
     add("--device", type=device, default="auto",
         help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
@@ -66,12 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_machine(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
-    add("--queue", type=positive, default=128, metavar="N",
-        help="maximum of requests that wait for a model, of one client half as many; more are refused with "
-        "status 429 (default 128)")
+    add("--queue", type=positive, default=128, dest="max_queue", metavar="N",
+        help="requests that may wait; one client may fill half of that, and more are refused with status 429 "
+        "(default 128)")
     add("--prefill-chunk", type=positive, default=256, metavar="N",
         help="prompt tokens computed between two decode steps of the others (default 256)")
-    add("--prefix-cache", type=Path, metavar="DIR",
+    add("--prefix-cache", type=Path, dest="prefix_folder", metavar="DIR",
         help="folder that keeps what was computed about images and conversations across restarts")
     add("--prefix-bytes", type=positive, default=1_000_000_000, metavar="N",
         help="bytes that are kept of it in memory, and as many in the folder (default 1000000000)")
@@ -81,9 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-body", type=positive, default=32 * 2**20, metavar="N",
         help="bytes of a request (default 33554432)")
     add("--max-images", type=positive, default=8, metavar="N", help="images in a request (default 8)")
-    add("--max-tokens", type=positive, default=4096, metavar="N",
+    add("--max-tokens", type=positive, default=4096, dest="max_new_tokens", metavar="N",
         help="new tokens that a request may ask for (default 4096)")
-    add("--timeout", type=positive, default=600, metavar="SECONDS",
+    add("--timeout", type=positive, default=600, dest="seconds", metavar="SECONDS",
         help="seconds for a request from its arrival to its end (default 600)")
     add("--allow-urls", action=argparse.BooleanOptionalAction, default=False,
         help="fetch images that clients name from public addresses (default: off)")
@@ -96,53 +99,53 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def start(settings: argparse.Namespace, last_port: int | None = None):
-    """(the server with its first model open, the socket it listens on: the first free one up to `last_port`).
+    """(the server with its model open, the socket that it listens on: the first free one up to `last_port`).
     Raises ValueError or OSError."""
-    names = settings.models or [str(DEFAULT_MODEL)]
-    for name in names:  # what is wrong is refused before a model is loaded
-        check_model(name, None)
+    check_model(settings.model, None)  # what is wrong is refused before a model is loaded
     if settings.api_key == "":  # of a variable that is not set, say
         raise ValueError("--api-key: expected a key, got an empty text")
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
     origins = [one if one == "*" else origin(one) for one in settings.allowed_origin]
     listening = listen(settings.host, settings.port, last_port)
-    from web import api, engine, guard, models
+    from inference.checkpoint import open_checkpoint
+    from web import door, engine, guard, server
 
-    opened = models.Models(names, **machine(settings))
-    with log_if_slow("serve.py", opened.default):
-        opened.open(opened.default)
-    limits = api.ApiLimits(
-        max_body=settings.max_body,
-        seconds=settings.timeout,
-        allow_urls=settings.allow_urls,
-        allow_paths=settings.allow_paths,
-    )
-    bounds = engine.EngineLimits(
-        slots=settings.slots,
-        max_queue=settings.queue,
-        prefill_chunk=settings.prefill_chunk,
-        prefix_bytes=settings.prefix_bytes,
-        prefix_folder=settings.prefix_cache,
-        max_images=settings.max_images,
-        max_new_tokens=settings.max_tokens,
-        lookup=settings.lookup,
-    )
+    def limits(kind: Any) -> Any:
+        """Limits of a kind, of which options have the names."""
+        return kind(**{name: value for name, value in vars(settings).items() if name in kind.__match_args__})
+
+    with log_if_slow(settings.prog, settings.model):
+        checkpoint = open_checkpoint(settings.model, **machine(settings)).compiled()
+    answering = engine.Engine(checkpoint, limits(engine.EngineLimits))
     space = filter(None, [os.environ.get("SPACE_HOST")])  # a Space of Hugging Face is asked by its own name
-    hosts = guard.Hosts(settings.host, [*settings.allowed_host, *space])
-    answering, drain, proxies = engine.Engine(opened, bounds), settings.drain, settings.proxy
-    return api.Server(answering, hosts, limits, settings.api_key, drain, proxies, origins), listening
+    hosts = door.Hosts(settings.host, [*settings.allowed_host, *space], origins)
+    bounds, key, drain = limits(guard.ApiLimits), settings.api_key, settings.drain
+    return server.Server(answering, hosts, bounds, key, drain, settings.proxy), listening
+
+
+def listen(host: str, port: int, last: int | None = None) -> socket.socket:
+    """A socket on the first free port from `port` to `last`, by default on `port` alone. Raises OSError or
+    ValueError without one."""
+    last = port if last is None else last
+    if not 0 < port <= last < 2**16:
+        raise ValueError(f"--port: expected 1 to 65535, got {port}")
+    for number in range(port, last + 1):
+        try:
+            family, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(place[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(f"cannot listen on {host}, port {number}: {error}") from None
+    taken = f"port {port} is" if port == last else f"ports {port} to {last} are"
+    raise OSError(f"{taken} in use on {host}: give another --port")
 
 
 def origin(url: str) -> str:
-    """A site's address as browsers name it. Raises ValueError."""
-    import httpx
-
-    with suppress(httpx.InvalidURL):
-        site = httpx.URL(url.lower().rstrip("/"))  # without the scheme's own port
-        same = site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}")
-        if same and not {*"*%"} & {*name} and (site.port or 0) < 2**16:
-            return name
+    """A site's address as browsers name it: in small letters, without a path. Raises ValueError."""
+    name = url.lower().rstrip("/")
+    if re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^][/?#@:*%\s]+)(:[0-9]{1,5})?", name):
+        return name
     raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 
 
@@ -151,15 +154,17 @@ def run(settings: argparse.Namespace, last_port: int | None = None, browser: boo
     logging.getLogger("ocelli.server").setLevel(logging.INFO)
     try:
         server, listening = start(settings, last_port)
-        url = address(settings.host, listening.getsockname()[1])
-        print(f"serve.py: {url}v1 for programs, {url} for people (press Ctrl-C to stop)", file=sys.stderr)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{listening.getsockname()[1]}/"
+        said = f"{url}v1 for programs, {url} for people (press Ctrl-C to stop)"
+        print(f"{settings.prog}: {said}", file=sys.stderr)
         if browser:
             webbrowser.open(url)
         server.run([listening])
     except KeyboardInterrupt:
         pass
     except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors
-        print(f"serve.py: error: {one_line(error)}", file=sys.stderr)
+        print(f"{settings.prog}: error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -4,7 +4,7 @@
     python train.py recipes/shapes/shapes.yaml      # plain drawings, from scratch, on a CPU: about two hours
     python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
-    python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
+    python train.py runs/mine/run.yaml              # resume a run that was killed or stopped
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --show 3    # a look at the rows
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
@@ -38,7 +38,7 @@ from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
 from eval.held_out import HeldOutQuestions
-from generation.threads import limit_threads
+from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer
@@ -67,7 +67,7 @@ from training.optim import build_optimizers, freeze, rates, update_average
 from training.plan import describe_plan
 from training.preferences import PreferencesTask
 from training.rollouts import RewardsTask
-from training.rows import RowsTask
+from training.rows import RowsTask, taken
 from training.show import describe_rows
 from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Score, Task
@@ -227,8 +227,8 @@ class Run:
 
     # -------------------------------------------------------------------------------------------- a step
     def steps(self) -> Iterator[tuple[int, list[Batch], float]]:
-        """The number of each step, this rank's batches, and all ranks' count of labelled tokens. All ranks
-        agree on when to stop: after the last step, when the data of all has ended, or when one is told to.
+        """The number of each step, this rank's batches, and all ranks' count of labelled tokens. They agree
+        on when to stop: after the last step, when all data have ended, or when one of them gets a signal.
 
         A rank that cannot read its data stops all: `stop.failed` says why, and the step is as if not begun.
         """
@@ -239,10 +239,7 @@ class Run:
             stop.agreed = ranks.sum(stop.asked)[0] > 0
             if stop.agreed:
                 return
-            try:
-                batches, failed = next(data, None), None
-            except DatasetError as error:
-                batches, failed = None, error
+            batches, failed = taken(data)
             count = task.count(batches) if batches is not None else 0.0
             count, having, failing = ranks.sum(count, batches is not None, failed is not None)
             if failing:

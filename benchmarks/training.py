@@ -50,7 +50,9 @@ from benchmarks.peers import build_transformers
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
 from data.tiles import Parts
 from inference.flags import positive
-from training.flops import Amounts, amounts_of, measured_peak, training_flops
+from models.checkpoints.load import meta_init
+from models.vision_language_model import VisionLanguageModel
+from training.flops import Amounts, amounts_of, costs, measured_peak, training_flops
 from training.rows import RowsLoss
 
 TRAINERS = ("ours-packed", "ours-padded", "transformers")
@@ -180,6 +182,8 @@ class Trainer:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batch_list)
                 timed += (amounts_of(batch, SHAPES[self.shape].vision) for batch in batch_list)
+        with meta_init():
+            each = costs(VisionLanguageModel(SHAPES[self.shape]))
         return {
             "seconds": seconds,
             "loss": loss,
@@ -187,7 +191,7 @@ class Trainer:
             "tokens": sum(one.positions for one in timed),
             "labelled": sum(one.labelled for one in timed),
             "tiles": sum(one.tiles for one in timed),
-            "flops": sum(training_flops(SHAPES[self.shape], one) for one in timed),
+            "flops": sum(training_flops(each, one) for one in timed),
         }
 
 

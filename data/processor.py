@@ -42,7 +42,7 @@ from data.tokenizer import (
 from data.tools import Tool
 from data.video import Clip
 from data.visuals import clip_of, open_video, open_visual
-from families import FAMILIES, NEW
+from families import FAMILIES, NEW, family_of
 from messages import one_line, unknown_arguments
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.sources import open_files
@@ -173,7 +173,7 @@ class Processor:
             with no_panic():
                 described = opened.json("config.json")
                 # A folder without a model is what transformers' Idefics3Processor writes.
-                family = next((one for one in FAMILIES.values() if one.recognises(described)), NEW)
+                family = family_of(described) or NEW
                 images, tokenizer, template = family.open_images(opened)
                 if max_pixels is not None and images.budget is not None:
                     images.budget = min(images.budget, max_pixels)

@@ -196,7 +196,6 @@ class Visual:
 
 # ------------------------------------------------------------- parts, as a stranger's settings cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
-MOST_TILE_TOKENS = 65_536  # per tile
 
 
 class Videos(Protocol):
@@ -254,22 +253,6 @@ class Images(Protocol):
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
         """transformers' processor, for saving; None where it has none for this family."""
-
-
-def check_tiles(side: Any, longest_side: Any, positions: Any) -> None:
-    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
-    check_numbers(
-        ("pixels per tile side", side, MOST_TILE_SIDE),
-        ("pixels of an image's longest side", longest_side, MOST_TILE_SIDE),
-        ("image tokens per tile", positions, MOST_TILE_TOKENS),
-    )
-
-
-def check_numbers(*bounds: tuple[str, Any, int]) -> None:
-    """Refuse, with a ProcessorError, what is no whole number from 1 to the last of the three."""
-    for what, got, most in bounds:
-        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
-            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
 
 
 class TiledImages:

@@ -119,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
 def dataset(text: str) -> dict[str, Any]:
     """A path, or an entry as in a recipe's list of datasets."""
     try:
-        entries = dataset_entries(read_datasets(text, "--data"))
+        entries = dataset_entries(read_datasets(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected one dataset ({error})") from None
     if len(entries) != 1:

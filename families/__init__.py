@@ -1,12 +1,13 @@
 """Families of checkpoints: a module for each, with all that is its own.
 
 A model finds its family by its config, `FAMILIES[config.family]`, a checkpoint by its config.json
-(`models.checkpoints.load.choose_family`); nothing outside of this folder knows one by name. The members of a
-family are listed, with an example, in docs/add-a-family.md.
+(`family_of`); nothing outside of this folder knows one by name. The members of a family are listed, with an
+example, in docs/add-a-family.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
@@ -16,3 +17,9 @@ FAMILIES: dict[str, ModuleType] = {
 }
 # The family of models that are made here, and of a processor's folder without a model.
 NEW = idefics3
+
+
+def family_of(config: Mapping) -> ModuleType | None:
+    """The family of a config.json, by its model_type; nanoVLM's has none."""
+    kind = config.get("model_type") or (nanovlm.NAME if "vit_hidden_dim" in config else None)
+    return next((family for family in FAMILIES.values() if kind in family.MODEL_TYPES), None)

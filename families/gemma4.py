@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from families import keys
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
-from families.saving import write_config
-from families.text import both_dtypes, vlm_config, write_ids
-from models.checkpoints.files import CheckpointError
+from families.saving import both_dtypes, write_config, write_ids
+from families.text import vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
@@ -29,6 +28,7 @@ __all__ = ["open_images", "positions"]
 NAME = "gemma4"
 TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
+MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
 GGUF: dict[str, Any] = {}
 # The audio tower, and keys of layers that read those of others.
@@ -43,7 +43,7 @@ _TEXT = keys.same(
     num_key_value_heads=4, head_dim=256, rms_norm_eps=1e-6, max_position_embeddings=131_072,
     sliding_window=512,
 ) | {
-    "hidden_act": keys.Key("hidden_activation", Gemma4TextConfig.act),
+    "hidden_act": keys.Key("hidden_activation", "gelu_pytorch_tanh"),
     "shared_mlp_factor": keys.Key("use_double_wide_mlp", False, lambda is_so: 1 + is_so, lambda by: by == 2),
     "per_layer_width": keys.Key("hidden_size_per_layer_input", 256),
     "per_layer_vocab": keys.Key("vocab_size_per_layer_input", 262_144),
@@ -67,51 +67,41 @@ _VISION = keys.same(
 _TURNS = {"rope_theta": keys.Key("rope_theta", 100.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 258_884, "audio_token_id": 258_881}  # where a config.json has none
 # Keys of which other values need code that is not here.
-_PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 _PLAIN_VISION = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
-
-
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") == NAME
+_PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     text, vision = keys.section(config, "text_config"), keys.section(config, "vision_config")
     if not vision:
-        raise CheckpointError("config.json: expected a vision_config, got none: the model does not see")
+        raise ValueError("expected a vision_config, got none: the model does not see")
     keys.expect(vision, _PLAIN_VISION)
     values = keys.read(vision, _VISION) | keys.read(keys.section(vision, "rope_parameters"), _TURNS)
-    heads, width = keys.number(values, "num_attention_heads"), values["hidden_size"]
-    tower = keys.checked(Gemma4VisionConfig, **values)
+    tower = Gemma4VisionConfig(**values)
+    heads, width = tower.num_attention_heads, tower.hidden_size
     keys.expect(vision, {"head_dim": width // heads, "num_key_value_heads": heads})
     parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     return vlm_config(config, generation, 258_880, True, _read_text(text), _MARKERS, **parts)
 
 
 def _read_text(stored: Mapping) -> Gemma4TextConfig:
-    keys.expect(stored, {**_PLAIN_TEXT, "hidden_activation": Gemma4TextConfig.act})
-    if (looks := stored.get("use_bidirectional_attention")) is not None:
-        raise CheckpointError(
-            f"config.json: use_bidirectional_attention: expected null, as of E2B and E4B, got {looks!r}"
-        )
+    keys.expect(stored, {**_PLAIN_TEXT, "use_bidirectional_attention": None})  # as of E2B and E4B
     known, values = keys.present(stored), keys.read(stored, _TEXT)
-    layers = keys.number(values, "num_hidden_layers", 1, 1_024)
-    shared = keys.number({"num_kv_shared_layers": 0} | known, "num_kv_shared_layers", 0, layers - 1)
+    layers, shared = values["num_hidden_layers"], known.get("num_kv_shared_layers", 0)
     default = ["full_attention" if (at + 1) % 6 == 0 else "sliding_attention" for at in range(layers)]
     kinds = keys.layer_kinds(known, _KINDS, default)
     kinds[-1] = "full"  # as transformers has it
     own = len(kinds) - shared
     if not {*kinds[own:]} <= {*kinds[:own]}:
-        raise CheckpointError("config.json: num_kv_shared_layers: those layers have no keys to read")
+        raise ValueError("num_kv_shared_layers: those layers have no keys to read")
     kinds[own:] = [f"{kind} shared" for kind in kinds[own:]]
     ropes = keys.section(known, "rope_parameters")
     near, far = keys.section(ropes, "sliding_attention"), keys.section(ropes, "full_attention")
     keys.expect(near, {"rope_type": "default"})
     keys.expect(far, {"rope_type": "proportional"})
     values |= keys.read(near, _NEAR) | keys.read(far, _FAR)
-    return keys.checked(
-        Gemma4TextConfig,
+    return Gemma4TextConfig(
         **values,
         layer_types=tuple(kinds),
         full_head_dim=_full_head_dim(known, kinds, values["head_dim"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from data.chat import chat_template
 from data.errors import ProcessorError
-from data.tiles import Visual, check_numbers
+from data.tiles import Visual
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.qwen_images import QwenImages
 from families.saving import SavedProcessor
@@ -36,11 +36,6 @@ class Gemma4Images(QwenImages):
 
     def __init__(self, settings: Mapping[str, Any], tokens: Mapping[str, str]):
         known: dict[str, Any] = _DEFAULTS | {name: one for name, one in settings.items() if one is not None}
-        check_numbers(
-            ("patch_size", known["patch_size"], 256),
-            ("pooling_kernel_size", known["pooling_kernel_size"], 16),
-            ("max_soft_tokens", known["max_soft_tokens"], 65_536),
-        )
         side = known["patch_size"] * known["pooling_kernel_size"]
         most = known["max_soft_tokens"] * side**2
         known["merge_size"] = known["pooling_kernel_size"]
@@ -48,9 +43,8 @@ class Gemma4Images(QwenImages):
         self.settings, self.tokens, self.image_token = dict(settings), dict(tokens), tokens["image_token"]
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
-        token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         settings = {"image_processor": self.settings}
-        return SavedProcessor(tokenizer, chat_template, token_id, None, self.tokens, settings)
+        return SavedProcessor(tokenizer, chat_template, self.image_token, settings, roles=self.tokens)
 
     def within(self, positions: int) -> Gemma4Images:
         if not (most := max((one for one in _POSITIONS if one <= positions), default=0)):

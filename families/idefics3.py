@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from data.tokenizer import IMAGE
 from families import keys
 from families.idefics3_images import IdeficsImages, image_rule, new_images, open_images, positions
-from families.saving import write_config
-from families.text import (
-    TEXT_FAMILIES,
-    text_config,
-    text_family,
-    vision_config,
-    vlm_config,
-    write_text,
-    write_vision,
-)
+from families.saving import text_family, write_config, write_text, write_vision
+from families.text import TEXT_FAMILIES, text_config, vision_config, vlm_config
 from models.checkpoints import gguf_config
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.gguf_config import SIGLIP
@@ -38,6 +30,7 @@ __all__ = ["IdeficsImages", "image_rule", "new_images", "open_images", "position
 NAME = "idefics3"
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
 BOX_FORMS: dict[str, str] = {}
+MODEL_TYPES = ("idefics3", "smolvlm")
 PROCESSORS = {NAME: ("Idefics3Processor", "Idefics3ImageProcessor")}
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
@@ -52,10 +45,6 @@ NAMES = {
 }
 
 
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in ("idefics3", "smolvlm")
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing.
 
@@ -66,8 +55,10 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
     decoder = text_config(text, defaults)
     vision = vision_config(keys.section(config, "vision_config"), {})
-    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": config.get("scale_factor", 2)}
-    return vlm_config(config, generation, 128_257, False, decoder, **parts)
+    scale = config.get("scale_factor", 2)
+    return vlm_config(
+        config, generation, 128_257, False, decoder, family=NAME, vision=vision, scale_factor=scale
+    )
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
@@ -95,18 +86,16 @@ def write(config: VLMConfig, dtype: str) -> dict:
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
     vision = {"model_type": "idefics3_vision", **write_vision(config.vision), "attention_dropout": 0.0}
-    more: dict[str, Any] = {
-        "pad_token_id": config.pad_token_id,
-        "scale_factor": config.scale_factor,
-        "use_cache": True,
-    }
-    described = write_text(config, dtype)
-    return write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, described, vision, **more)
+    described = write_config(
+        config, dtype, "Idefics3ForConditionalGeneration", NAME, write_text(config, dtype), vision
+    )
+    more = {"pad_token_id": config.pad_token_id, "scale_factor": config.scale_factor, "use_cache": True}
+    return described | more
 
 
 def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]]:
-    vision, scale = tower.section(SIGLIP), gguf_config.number(tower.said, "projector.scale_factor", 64)
-    side, patch = (gguf_config.number(vision, name) for name in ("image_size", "patch_size"))
+    vision, scale = tower.section(SIGLIP), tower.said["projector.scale_factor"]
+    side, patch = vision["image_size"], vision["patch_size"]
     vision["hidden_act"] = "gelu_pytorch_tanh" if tower.said.get("clip.use_gelu") else "quick_gelu"
     config = {"image_token_id": tower.id(IMAGE), "scale_factor": scale, "vision_config": vision}
     return config, {

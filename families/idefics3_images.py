@@ -20,7 +20,6 @@ from data.tiles import (
     Parts,
     TiledImages,
     Visual,
-    check_tiles,
     pixel_rule,
     reading_settings,
     shape_within,
@@ -75,7 +74,6 @@ class IdeficsImages(TiledImages):
             self.tile_size: int = known["max_image_size"]["longest_edge"]
             self.longest_side: int = known["size"]["longest_edge"]
             self._resample, self.values = pixel_rule(known)
-        check_tiles(self.tile_size, self.longest_side, tile_positions)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
         from transformers.models.idefics3 import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 from data import tiles
 from data.chat import chat_template
-from data.errors import ProcessorError
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3 import positions
-from families.resizing import CLIP_PIXELS, MOST_TILES, TileGrids
-from families.saving import SavedProcessor, write_config
-from families.text import VISION_KEYS, text_config, vision_config, vlm_config, write_text
-from models.checkpoints.files import CheckpointError, Opened
+from families.resizing import CLIP_PIXELS, TileGrids
+from families.saving import SavedProcessor, write_config, write_text
+from families.text import VISION_KEYS, text_config, vision_config, vlm_config
+from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -34,6 +33,7 @@ from models.vision_transformer import MLPProjector, VisionTransformer
 NAME = "internvl"
 TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF)"
 BOX_FORMS: dict[str, str] = {}
+MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
 GGUF: dict[str, Any] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
@@ -90,31 +90,19 @@ _DEFAULTS: dict[str, Any] = {
 
 
 # ---------------------------------------------------------------------------------------------- checkpoint
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") == NAME
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     seen, text = keys.section(config, "vision_config"), keys.section(config, "text_config")
     keys.expect(config, _PLAIN)
     # In transformers the norms of queries and keys have this epsilon, whatever the others' is.
     keys.expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
-    vision = vision_config(
-        seen,
-        _VISION,
-        **keys.read(seen, _OWN),
-        class_token=True,
-        layer_scale=True,
-        last_norm=False,
-    )
+    own = {"class_token": True, "layer_scale": True, "last_norm": False, **keys.read(seen, _OWN)}
     ratio = config.get("downsample_ratio", 0.5)
-    folded = 1 / ratio if isinstance(ratio, int | float) and ratio > 0 else 0.0
-    if not folded.is_integer():
-        raise CheckpointError(f"config.json: expected downsample_ratio to be 1, 1/2, 1/4, …, got {ratio!r}")
+    if not (folded := 1 / ratio).is_integer():
+        raise ValueError(f"downsample_ratio: expected 1, 1/2, 1/4, …, got {ratio!r}")
+    parts: dict[str, Any] = {"vision": vision_config(seen, _VISION, **own), "scale_factor": int(folded)}
     decoder = text_config({"model_type": "qwen2"} | text, {})
-    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
-    return vlm_config(config, generation, 151_667, True, decoder, **parts)
+    return vlm_config(config, generation, 151_667, True, decoder, family=NAME, **parts)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
@@ -139,13 +127,11 @@ def write(config: VLMConfig, dtype: str) -> dict:
     """config.json in transformers' layout, in which nothing is left to a reader's defaults."""
     vision = {name: getattr(config.vision, name) for name in VISION_KEYS}
     vision |= {"model_type": "internvl_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
-    more: dict[str, Any] = {
-        **_PLAIN,
-        "downsample_ratio": 1 / config.scale_factor,
-        "image_seq_length": positions(config),
-    }
-    described = write_text(config, dtype)
-    return write_config(config, dtype, "InternVLForConditionalGeneration", NAME, described, vision, **more)
+    described = write_config(
+        config, dtype, "InternVLForConditionalGeneration", NAME, write_text(config, dtype), vision
+    )
+    sizes = {"downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
+    return described | _PLAIN | sizes
 
 
 # -------------------------------------------------------------------------------------------------- images
@@ -164,19 +150,15 @@ class InternVLImages(tiles.TiledImages):
             self._resample, self._values = tiles.pixel_rule(self.settings)
         most = self.settings["max_patches"]
         self._grids = TileGrids(self.settings["min_patches"], most, self.tile_size)
-        tiles.check_tiles(self.tile_size, self.tile_size, tile_positions)
         self.longest_side = self.tile_size * most  # an image of one row
-        if self.settings["size"].get("width") != self.tile_size:
-            raise ProcessorError("preprocessor_config.json: expected a square size")
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
-        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-        return SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
+        return SavedProcessor(tokenizer, chat_template, IMAGE, settings, self.tile_positions, ROLES)
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
-        most = min(most - 1, MOST_TILES) if most > 2 else 1  # all of a cut image is one more
+        most = most - 1 if most > 2 else 1  # all of a cut image is one more
         counts = {"min_patches": min(self.settings["min_patches"], most), "max_patches": most}
         return InternVLImages(self.settings | counts, self.tile_positions)
 

@@ -19,10 +19,9 @@ from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
 from families.qwen_videos import fit
-from families.resizing import CLIP_PIXELS, MOST_PIXELS, TileGrids, resized
+from families.resizing import CLIP_PIXELS, MODES, TileGrids, resized
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
-from models.config import VLMConfig
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 # Lfm2VlImageProcessor's own, where a file does not say.
@@ -47,37 +46,19 @@ class Lfm2Images(tiles.TiledImages):
             known = SimpleNamespace(**self.settings)
             resample, self._values = tiles.pixel_rule(self.settings)
             self.patch, self.tile_size = known.encoder_patch_size, known.tile_size
-            tiles.check_numbers(
-                ("encoder_patch_size", self.patch, 256),
-                ("downsample_factor", known.downsample_factor, 16),
-                ("min_image_tokens", known.min_image_tokens, tiles.MOST_TILE_TOKENS),
-            )
-            tiles.check_tiles(self.tile_size, self.tile_size, known.max_image_tokens)
             self.factor = self.patch * known.downsample_factor
             tokens = (known.min_image_tokens, known.max_image_tokens)
             self.least, self.most = (count * self.factor**2 for count in tokens)
-            tiles.check_numbers(
-                ("least pixels of an image", self.least, MOST_PIXELS),
-                ("most pixels of an image", self.most, MOST_PIXELS),
-            )
             self._largest = self.most * float(known.max_pixels_tolerance)
-        if resample not in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC):
-            raise ProcessorError(
-                f"preprocessor_config.json: expected resample 2 (linear) or 3 (bicubic), got {int(resample)}"
-            )
-        self._mode = resample.name.lower()
+            self._mode = MODES[resample]
         self.tile_positions, self.with_whole = (self.tile_size // self.factor) ** 2, bool(known.use_thumbnail)
         fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
         self._grids = TileGrids(fewest, most, self.tile_size)
         self._splits, self.longest_side = most > 1, self.tile_size * most  # an image of one row
-        if self.tile_size % self.factor:
-            raise ProcessorError(
-                f"preprocessor_config.json: expected tiles of a multiple of {self.factor} pixels, "
-                f"got {self.tile_size}"
-            )
 
     def within(self, positions: int) -> Lfm2Images:
-        tiles.check_numbers(("positions", positions, MOST_PIXELS // self.factor**2))
+        if positions < 1:
+            raise ProcessorError(f"expected at least one position, got {positions}")
         own, settings = self.settings["max_image_tokens"], dict(self.settings)
         rest = positions - own * self.with_whole
         most = min(rest // self.tile_positions, settings["max_tiles"])
@@ -134,14 +115,11 @@ class Lfm2Images(tiles.TiledImages):
         return START + text + (THUMBNAIL if cut and rest else "") + IMAGE * rest + END
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
-        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
         described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
-        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
+        return SavedProcessor(tokenizer, chat_template, IMAGE, described)
 
 
-def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:
-    """The rule of a model with these settings, where there is no folder."""
-    return Lfm2Images(settings)
+image_rule = lambda settings, config: Lfm2Images(settings)  # where there is no folder
 
 
 def open_images(opened: Opened) -> tuple[Lfm2Images, AnyTokenizer, str | None]:

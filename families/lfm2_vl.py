@@ -13,24 +13,24 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from families import keys
 from families.lfm2_images import image_rule, open_images
-from families.qwen_vl import positions
-from families.saving import write_config
-from families.text import text_config, vlm_config, write_text
+from families.qwen_vl import build, positions
+from families.saving import write_config, write_text
+from families.text import text_config, vlm_config
 from models.checkpoints import gguf_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import TextConfig, VLMConfig
-from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import PackedVisionConfig
 
-__all__ = ["image_rule", "open_images", "positions"]
+__all__ = ["build", "image_rule", "open_images", "positions"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
-BOX_FORMS = {kind: "lfm2.5-vl" for kind in ("lfm2_vl", "lfm2-vl")}
+MODEL_TYPES = (NAME, "lfm2-vl")  # the older spelling
+BOX_FORMS = dict.fromkeys(MODEL_TYPES, "lfm2.5-vl")
 PROCESSORS = {NAME: ("Lfm2VlProcessor", "Lfm2VlImageProcessor")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults are those of transformers' Lfm2Config and Siglip2VisionConfig.
@@ -68,17 +68,12 @@ _PLAIN = {"projector_hidden_act": "gelu"}  # other values need code that is not 
 _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
 
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in (NAME, "lfm2-vl")  # the older spelling
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     text, vision = keys.section(config, "text_config"), keys.section(config, "vision_config")
     keys.expect(config, _PLAIN)
     keys.expect(vision, _PLAIN_VISION)
-    tower = keys.checked(
-        PackedVisionConfig,
+    tower = PackedVisionConfig(
         **keys.read(vision, _VISION),
         **keys.read(config, _PROJECTOR),
         temporal_patch_size=1,
@@ -98,12 +93,11 @@ def _read_text(stored: Mapping) -> TextConfig:
     keys.expect(values, {"model_type": "lfm2"})
     given = "block_ff_dim" if "block_ff_dim" in values else "intermediate_size"
     sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", given)
-    layers, heads, width, inner = (keys.number(values, name) for name in sizes)
+    layers, heads, width, inner = (values[name] for name in sizes)
     if values["block_auto_adjust_ff_dim"]:
-        by = keys.number(values, "block_ffn_dim_multiplier", 0, 1000, whole=False)
-        multiple = keys.number(values, "block_multiple_of")
+        multiple, by = values["block_multiple_of"], values["block_ffn_dim_multiplier"]
         inner = multiple * math.ceil(int(by * int(2 * inner / 3)) / multiple)
-    full = {*keys.numbers({"full_attn_idxs": [*range(layers)]} | values, "full_attn_idxs")}
+    full = values.get("full_attn_idxs", range(layers))
     default = ["full_attention" if layer in full else "conv" for layer in range(layers)]
     own = {"model_type": "qwen3", "attention_bias": False, "intermediate_size": inner, "layer_types": None}
     own |= {"head_dim": width // heads}
@@ -154,12 +148,6 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
     return stored_tensor
 
 
-def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
-    """Tower, projector and text."""
-    text = LanguageModel(config.text, config.tie_word_embeddings)
-    return PackedVisionTransformer(config.vision), PatchMergers(config.vision, config.text.hidden_size), text
-
-
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Lfm2VlForConditionalGeneration."""
     names = {ours: theirs for theirs, ours in _KINDS.items()}
@@ -204,18 +192,13 @@ def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]
     images |= tower.section(_TILES)
     for key, name in _LIMITS.items():
         if key in said:
-            side = gguf_config.number({"scale": scale}, "scale", 64) * gguf_config.number(
-                vision, "patch_size"
-            )
-            images[name] = gguf_config.number(said, key, 2**28) // side**2
+            images[name] = said[key] // (scale * vision["patch_size"]) ** 2
     return config, images | {"image_processor_type": "Lfm2VlImageProcessor"}
 
 
 def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without key heads are convolutions."""
-    heads = config.get("num_key_value_heads")
-    if not isinstance(heads, list) or not all(type(one) is int for one in heads) or not any(heads):
-        raise ValueError(f"lfm2.attention.head_count_kv: expected a number each layer, got {str(heads)[:80]}")
+    heads = config["num_key_value_heads"]  # of each layer
     return {
         "num_key_value_heads": max(heads),
         "layer_types": ["full_attention" if one else "conv" for one in heads],

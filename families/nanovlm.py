@@ -28,10 +28,10 @@ from PIL import Image
 from data.chat import tokenizer_template
 from data.conversation import Message
 from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
+from data.tiles import Parts, TiledImages, Visual, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
-from families.keys import Key, checked, expect, read, section
+from families.keys import Key, expect, read, section
 from models.checkpoints import weights
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.names import REPO_ID
@@ -41,6 +41,7 @@ from models.language_model import rope_frequencies
 NAME = "nanovlm"
 TITLE = "nanoVLM (today's and v0.1)"
 BOX_FORMS: dict[str, str] = {}
+MODEL_TYPES = ("nanovlm",)  # which its config.json lacks: see `families.family_of`
 GGUF: dict[str, Any] = {}
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
@@ -97,18 +98,13 @@ _VALUES = (torch.arange(256).float() / 255).expand(3, -1).contiguous()  # what a
 
 
 # ---------------------------------------------------------------------------------------------- checkpoint
-def recognises(config: Mapping) -> bool:
-    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, weights.Entry]) -> VLMConfig:
     """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's."""
     expect(config, {"vit_cls_flag": False, "lm_attn_scaling": 1.0})
-    text = _with_stored_theta(checked(TextConfig, **read(config, _TEXT)), stored)
-    return checked(
-        VLMConfig,
+    text = _with_stored_theta(TextConfig(**read(config, _TEXT)), stored)
+    return VLMConfig(
         family=NAME,
-        vision=checked(VisionConfig, **read(config, _VISION)),
+        vision=VisionConfig(**read(config, _VISION)),
         text=text,
         scale_factor=config.get("mp_pixel_shuffle_factor", 2),
         image_token_id=_image_token_id(config, text.vocab_size),
@@ -122,13 +118,9 @@ def _image_token_id(config: Mapping, vocab_size: int) -> int:
     extra = section(config, "vlm_extra_tokens")
     if not extra:
         return vocab_size
-    base = config.get("lm_base_vocab_size", vocab_size - len(extra))
-    if type(base) is not int or "image_token" not in extra:
-        raise CheckpointError(
-            f"config.json: expected an image_token in vlm_extra_tokens, got {', '.join(extra)}, and "
-            f"lm_base_vocab_size to be a whole number, got {base!r}"
-        )
-    return base + list(extra).index("image_token")
+    if "image_token" not in extra:
+        raise ValueError(f"vlm_extra_tokens: expected an image_token, got {', '.join(extra)}")
+    return config.get("lm_base_vocab_size", vocab_size - len(extra)) + list(extra).index("image_token")
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> weights.StoredTensorOf:
@@ -181,7 +173,6 @@ class NanoVLMImages(TiledImages):
         self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
         self.add_special_tokens = self.in_front  # as nanoVLM: a template's output is tokenized as it stands
-        check_tiles(self.tile_size, self.longest_side, self.tile_positions)
         self._known = tokenizer.get_added_vocab()
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:

@@ -15,9 +15,8 @@ from typing import Any
 from families import keys, qwen_vl
 from families.qwen_images import image_rule, open_images
 from families.qwen_vl import build, grid, places, positions, their_inputs
-from families.saving import write_config
-from families.text import text_config, vlm_config, write_text
-from models.checkpoints.files import CheckpointError
+from families.saving import write_config, write_text
+from families.text import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 
@@ -26,6 +25,7 @@ __all__ = ["build", "grid", "image_rule", "open_images", "places", "positions", 
 NAME = "qwen3_5"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
+MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
 GGUF: dict[str, Any] = {}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
@@ -47,26 +47,19 @@ _PLAIN = {"model_type": "qwen3_5_text", "attn_output_gate": True, "num_experts":
 _KINDS = {"full_attention": "attention", "linear_attention": "delta"}
 
 
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") == NAME
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     given = keys.section(config, "text_config")
     keys.expect(given, _PLAIN)
     text = _TEXT | keys.present(given)
     rope = keys.section(text, "rope_scaling") or keys.section(text, "rope_parameters")
-    factor = {"partial_rotary_factor": text.get("partial_rotary_factor", 0.25)} | rope
-    share = keys.number(factor, "partial_rotary_factor", 0, 1, whole=False)
-    plain, sections = qwen_vl.multimodal_rope(
-        {"rope_theta": text.get("rope_theta", 1e4)} | rope, [11, 11, 10]
-    )
-    plain.pop("partial_rotary_factor", None)
-    own = {"model_type": "qwen3", "rope_scaling": None, "rope_parameters": plain, "layer_types": None}
-    own["partial_rotary_factor"] = None
+    beside = {"rope_theta": 1e4, "partial_rotary_factor": 0.25} | text
+    rope = {name: beside[name] for name in ("rope_theta", "partial_rotary_factor")} | rope
+    plain, sections = qwen_vl.multimodal_rope(rope, [11, 11, 10])
+    share = plain.pop("partial_rotary_factor")
+    own = {"model_type": "qwen3", "rope_scaling": None, "rope_parameters": plain}
     decoder = text_config(
-        text | own,
+        text | own | dict.fromkeys(("layer_types", "partial_rotary_factor")),
         {},
         rope_sections=sections,
         rope_interleaved=True,
@@ -76,18 +69,16 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         layer_types=_layer_types(text),
         **keys.read(text, _DELTA),
     )
-    vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
-    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
-    return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, **parts)
+    parts = {"vision": qwen_vl.vision_config(keys.section(config, "vision_config"), NAME), "scale_factor": 1}
+    return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, family=NAME, **parts)
 
 
 def _layer_types(text: dict) -> tuple[str, ...]:
-    layers = keys.number(text, "num_hidden_layers", 1, 1_024)
-    every = keys.number({"full_attention_interval": 4} | text, "full_attention_interval")
+    layers, every = text["num_hidden_layers"], text.get("full_attention_interval", 4)
     default = ["full_attention" if (at + 1) % every == 0 else "linear_attention" for at in range(layers)]
     kinds = keys.layer_kinds(text, _KINDS, default)
     if "attention" not in kinds:
-        raise CheckpointError("config.json: layer_types: expected full_attention in at least one layer")
+        raise ValueError("layer_types: expected full_attention in at least one layer")
     return tuple(kinds)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from models.checkpoints.gguf_config import MOST_LAYERS, Layout, Tower, number, rows
+from models.checkpoints.gguf_config import Layout, Tower, rows
 from models.config import VLMConfig
 
 # llama.cpp's keys of a tower -> ours.
@@ -23,16 +23,14 @@ _MARKERS = {
 def _read(kind: str, pixels: tuple[int, int], tower: Tower) -> tuple[dict, dict]:
     """`pixels`: least and most of an image in the published models, where a file does not say."""
     said, vision = tower.said, tower.section(_TOWER)
-    depth = number(vision, "depth", MOST_LAYERS)
     if kind == "qwen3_vl":
-        deep = said.get("is_deepstack_layers", [])
-        if not isinstance(deep, list) or len(deep) > depth:
-            raise ValueError(f"is_deepstack_layers: expected a value each layer, got {str(deep)[:80]}")
-        vision["deepstack_visual_indexes"] = [layer for layer, taken in enumerate(deep) if taken]
+        deep = enumerate(said.get("is_deepstack_layers", []))
+        vision["deepstack_visual_indexes"] = [layer for layer, taken in deep if taken]
         vision["num_position_embeddings"] = rows(tower.tensors, "v.position_embd.weight")
     else:  # windows of 112 pixels: llama.cpp knows no others
-        every = number(said, "n_wa_pattern", MOST_LAYERS)
-        vision |= {"fullatt_block_indexes": [*range(every - 1, depth, every)], "window_size": 112}
+        every = said["n_wa_pattern"]
+        whole = [*range(every - 1, vision["depth"], every)]
+        vision |= {"fullatt_block_indexes": whole, "window_size": 112}
     config = {name: tower.id(token) for name, token in _MARKERS.items()}
     least, most = (said.get(f"image_{end}_pixels", number) for end, number in zip(("min", "max"), pixels))
     return config | {"vision_config": vision}, {

@@ -15,24 +15,14 @@ from PIL import Image
 
 from data.chat import chat_template
 from data.conversation import Message
-from data.errors import ImageError
-from data.tiles import (
-    Cell,
-    Parts,
-    Videos,
-    Visual,
-    check_numbers,
-    pixel_rule,
-    pixels_of,
-    reading_settings,
-)
+from data.errors import ImageError, ProcessorError
+from data.tiles import Cell, Parts, Videos, Visual, pixel_rule, pixels_of, reading_settings
 from data.tokenizer import AnyTokenizer, image_settings, open_with
-from families.keys import number, section
+from families.keys import section
 from families.qwen_videos import QwenVideos, fit
-from families.resizing import CLIP_PIXELS, MOST_PIXELS
+from families.resizing import CLIP_PIXELS
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
-from models.config import VLMConfig
 
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
@@ -68,18 +58,13 @@ class QwenImages:
             self.least = known.get("min_pixels") or size["shortest_edge"]
             self.limit: int = known.get("max_pixels") or size["longest_edge"]
             self.budget = self.limit
-            check_numbers(
-                ("patch_size", known["patch_size"], 256),
-                ("merge_size", known["merge_size"], 16),
-                ("least pixels of an image", self.least, MOST_PIXELS),
-                ("most pixels of an image", self.budget, MOST_PIXELS),
-            )
             self.factor = known["patch_size"] * known["merge_size"]
             self._resample, self.values = pixel_rule(known)
         self.longest_side = math.isqrt(self.budget * _MOST_OBLONG)
 
     def within(self, positions: int) -> QwenImages:
-        check_numbers(("positions", positions, MOST_PIXELS // self.factor**2))
+        if positions < 1:
+            raise ProcessorError(f"expected at least one position, got {positions}")
         most = positions * self.factor**2
         # Enlarged sides are rounded up, so what is enlarged must begin well below the budget.
         size = {"shortest_edge": min(self.least, most // 2), "longest_edge": most}
@@ -92,8 +77,7 @@ class QwenImages:
         settings: dict[str, Any] = {"image_processor": self.settings}
         if self.video:
             settings["video_processor"] = self.video
-        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, settings)
+        return SavedProcessor(tokenizer, chat_template, IMAGE, settings)
 
     def plan(self, width: int, height: int) -> Visual:
         rows, columns = self._grid(width, height)
@@ -141,9 +125,7 @@ class QwenImages:
         return messages
 
 
-def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> QwenImages:
-    """The rule of a model with these settings, where there is no folder."""
-    return QwenImages(settings)
+image_rule = lambda settings, config: QwenImages(settings)  # where there is no folder
 
 
 def open_images(opened: Opened) -> tuple[QwenImages, AnyTokenizer, str | None]:
@@ -154,8 +136,6 @@ def open_images(opened: Opened) -> tuple[QwenImages, AnyTokenizer, str | None]:
     images = QwenImages(image_settings(opened), video)
     second = None
     if opened.config.get("model_type") == "qwen2_5_vl":
-        second = number(
-            {"tokens_per_second": 4} | section(opened.config, "vision_config"), "tokens_per_second"
-        )
+        second = section(opened.config, "vision_config").get("tokens_per_second", 4)
     images.videos = QwenVideos(video or images.settings, images.known, images, second)
     return images, tokenizer, chat_template(opened)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from families import keys
 from families.qwen_gguf import GGUF
 from families.qwen_images import image_rule, open_images
-from families.saving import write_config
-from families.text import text_config, vlm_config, write_text
-from models.checkpoints.files import CheckpointError
+from families.saving import write_config, write_text
+from families.text import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -39,6 +38,7 @@ TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
 BOX_FORMS = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
+MODEL_TYPES = (*KINDS,)
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 PROCESSORS = {kind: (f"{name}Processor", "Qwen2VLImageProcessor") for kind, name in _CLASS.items()}
 # Defaults of transformers' configs, where they are not those of a text model of that type.
@@ -72,10 +72,6 @@ _TURNS = {"rope_theta": keys.Key("rope_theta", 10_000.0)}  # in the tower's rope
 _MARKERS = {"video_token_id": 151_656, "vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
 
 
-def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in KINDS
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     kind = config["model_type"]
@@ -90,17 +86,14 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         rope_interleaved=kind == "qwen3_vl",
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
-    vision = vision_config(keys.section(config, "vision_config"), kind)
-    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
+    parts = {"vision": vision_config(keys.section(config, "vision_config"), kind), "scale_factor": 1}
     config = {**config, "tie_word_embeddings": tied}
-    return vlm_config(config, generation, 151_655, False, decoder, _MARKERS, **parts)
+    return vlm_config(config, generation, 151_655, False, decoder, _MARKERS, family=NAME, **parts)
 
 
 def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Rotary parameters without those of places, and the numbers of frequencies for time, row and column."""
-    found = keys.numbers({"mrope_section": sections} | rope, "mrope_section")
-    if len(found) != 3:
-        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {found}")
+    found = tuple(rope.get("mrope_section") or sections or ())
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
     if plain.get("type", plain.get("rope_type")) == "mrope":
         plain |= {"rope_type": "default", "type": "default"}
@@ -112,13 +105,8 @@ def vision_config(stored: Mapping, kind: str) -> PackedVisionConfig:
     values = keys.read(stored, _TOWERS[kind]) | keys.read(keys.section(stored, "rope_parameters"), _TURNS)
     if kind == "qwen2_5_vl":
         values |= {"norm": "rms", "gated_mlp": True, "patch_bias": False, "table_side": 0}
-        patch, known = keys.number(values, "patch_size"), {"window_size": 112} | keys.present(stored)
-        values["window"] = keys.number(known, "window_size", patch, patch * 4096) // patch
-    tower = keys.checked(PackedVisionConfig, **values)
-    depth, named = tower.num_hidden_layers, (*tower.taps, *tower.whole_layers)
-    if not all(0 <= layer < depth for layer in named):
-        raise CheckpointError(f"config.json: vision_config: expected layers of {depth}, got {named}")
-    return tower
+        values["window"] = keys.present(stored).get("window_size", 112) // values["patch_size"]
+    return PackedVisionConfig(**values)
 
 
 def _act(kind: str) -> str:

@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from data.errors import ProcessorError
-
-MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many as any checkpoint's
-MOST_TILES = 400  # the time to list their grids grows with the square
+# torch's names of Pillow's ways to resample.
+MODES = {
+    Image.Resampling.BILINEAR: "bilinear",
+    Image.Resampling.BICUBIC: "bicubic",
+    Image.Resampling.LANCZOS: "lanczos",
+}
 # How transformers' image processors that resample bicubically, with CLIP's mean and deviation, make numbers
 # of pixels where a file does not say.
 CLIP_PIXELS: dict[str, Any] = {
@@ -26,12 +28,7 @@ CLIP_PIXELS: dict[str, Any] = {
 class TileGrids:
     """The grids of `least` to `most` square tiles of a side, as InternVL's rule has them."""
 
-    def __init__(self, least: Any, most: Any, side: int):
-        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
-            raise ProcessorError(
-                f"preprocessor_config.json: expected 1 <= least <= most <= {MOST_TILES} tiles, "
-                f"got {least!r} and {most!r}"
-            )
+    def __init__(self, least: int, most: int, side: int):
         grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
         self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
         self._tile = side * side

@@ -1,16 +1,17 @@
-"""Files for transformers: the keys of config.json that all of its classes have, and processors."""
+"""Files for transformers, as they are written: the sections of config.json, and processors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from data.transformers_tokenizer import read_object
-from families.text import both_dtypes
-from models.config import VLMConfig
+from families.text import SCALINGS, TEXT_FAMILIES, TEXT_KEYS, VISION_KEYS
+from models.checkpoints.files import CheckpointError
+from models.config import TextConfig, VisionConfig, VLMConfig
 
 
 def write_config(
@@ -24,7 +25,7 @@ def write_config(
     **more: Any,
 ) -> dict[str, Any]:
     """config.json of a class of transformers: the keys that all of them have, its two sections, the ids that
-    `markers` name (see `vlm_config`), and `more`."""
+    `markers` name (see `text.vlm_config`), and `more`."""
     ids = zip(markers, config.marker_token_ids)
     return {
         "architectures": [architecture],
@@ -39,6 +40,66 @@ def write_config(
     }
 
 
+def write_text(config: VLMConfig, dtype: str) -> dict:
+    """A text_config that transformers 4.57 and 5 read alike: what changed its name is written under both.
+
+    v5 reads rope_parameters and dtype, 4.57 reads rope_theta, rope_scaling and torch_dtype. Every field is
+    written out, since a reader's defaults are not ours to rely on. A CheckpointError says that no text model
+    of transformers has all parts of this one.
+    """
+    text, scaling = config.text, None
+    if (kind := text_family(text)) is None:
+        raise CheckpointError(
+            "the model cannot be saved in a layout of transformers: no text model there has all of its "
+            f"parts; known are {', '.join(TEXT_FAMILIES)}"
+        )
+    if text.rope_scaling is not None:
+        names = ("rope_type", *SCALINGS[text.rope_scaling.rope_type])
+        scaling = {name: getattr(text.rope_scaling, name) for name in names}
+    theta = {"rope_theta": text.rope_theta}
+    return {
+        "model_type": kind,
+        "architectures": [TEXT_FAMILIES[kind].architecture],
+        **{name: getattr(text, name) for name in TEXT_KEYS},
+        "attention_dropout": 0.0,
+        **write_ids(config),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "use_cache": True,
+        "rope_parameters": (scaling or {"rope_type": "default"}) | theta,
+        "rope_scaling": scaling,
+        **both_dtypes(dtype),
+    }
+
+
+def text_family(text: TextConfig) -> str | None:
+    """The model_type of the family that has all parts of this text model, or None."""
+    for kind, family in TEXT_FAMILIES.items():
+        if all(getattr(text, name) == value for name, value in family.fixed.items()):
+            return kind
+    return None
+
+
+def write_vision(vision: VisionConfig) -> dict:
+    """A SigLIP-shaped section. A CheckpointError says what the tower has that SigLIP has not."""
+    others = [f.name for f in fields(VisionConfig) if f.name not in VISION_KEYS]
+    if strange := [name for name in others if getattr(vision, name) != getattr(VisionConfig, name)]:
+        raise CheckpointError(
+            f"the model cannot be saved with SigLIP's vision tower: its {', '.join(strange)} are not SigLIP's"
+        )
+    return {name: getattr(vision, name) for name in VISION_KEYS}
+
+
+def both_dtypes(dtype: str) -> dict[str, str]:
+    return {"dtype": dtype, "torch_dtype": dtype}
+
+
+def write_ids(config: VLMConfig) -> dict:
+    """The ids that a text_config and generation_config.json have keys for."""
+    first, *more = config.eos_token_ids or (None,)
+    stops = {"eos_token_id": [first, *more] if more else first}
+    return {"bos_token_id": config.bos_token_id, **stops, "pad_token_id": config.pad_token_id}
+
+
 @dataclass
 class SavedProcessor:
     """A processor that is saved as one of transformers whose class needs torchvision, for videos.
@@ -50,10 +111,14 @@ class SavedProcessor:
 
     tokenizer: Any
     chat_template: str
-    image_token_id: int
-    image_seq_len: int | None
-    roles: Mapping[str, str]
+    image_token: str
     settings: Mapping[str, Any]
+    image_seq_len: int | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def image_token_id(self) -> int:
+        return self.tokenizer.convert_tokens_to_ids(self.image_token)
 
     def save_pretrained(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)

@@ -1,19 +1,17 @@
-"""The sections of config.json that several families share: text models of Llama, Qwen2 and Qwen3.
+"""The sections of config.json that several families share, as they are read: text models of Llama, Qwen2 and
+Qwen3, rotary scaling, token ids and a SigLIP-shaped vision section (`families.saving` writes them).
 
 Keys are those of transformers 5.23 and of older checkpoints on the Hub; absent ones take the defaults of
-transformers' LlamaConfig, Qwen2Config and Qwen3Config. Rotary scaling, token ids and a SigLIP-shaped vision
-section are read and written here, too.
+transformers' LlamaConfig, Qwen2Config and Qwen3Config.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from families.keys import checked, expect, first_id, present, section, token_ids
-from models.checkpoints.files import CheckpointError
+from families.keys import expect, first_id, present, section, token_ids
 from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
 
 # The fields of a TextConfig that a config.json has keys for. What else there is belongs to a family's code.
@@ -39,12 +37,10 @@ class TextFamily(NamedTuple):
 
 
 _QWEN2 = {
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
+    "vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
-}
-# By the model_type of a text model's config. Llama comes first: `text_family` takes the first that fits.
+}  # fmt: skip
+# By the model_type of a text model's config. Llama comes first: of those that fit the first is written.
 TEXT_FAMILIES = {
     "llama": TextFamily("LlamaForCausalLM", {"qk_norm": False, "qkv_bias_only": False}),
     "qwen2": TextFamily(
@@ -59,36 +55,31 @@ TEXT_FAMILIES = {
     ),
 }
 # Kinds of rotary scaling -> the fields of RopeScaling that they have.
-_SCALINGS = {
+SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 
 
-# ------------------------------------------------------------------------------------------------- reading
 def vision_config(stored: Mapping, defaults: Mapping[str, Any], **fixed) -> VisionConfig:
     """A SigLIP-shaped vision section: our field names are the Hub's. `fixed` says how a tower is none."""
     values = {**defaults, **present({name: stored.get(name) for name in VISION_KEYS})}
     for name in ("image_size", "patch_size"):
-        size = values.get(name)
-        if isinstance(size, list) and size and size.count(size[0]) == len(size):
+        if isinstance(size := values.get(name), list) and len({*size}) == 1:
             values[name] = size[0]  # [s, s] is a square
-    return checked(VisionConfig, **values, **fixed)
+    return VisionConfig(**values, **fixed)
 
 
 def text_config(stored: Mapping, defaults: Mapping[str, Any], **fixed: Any) -> TextConfig:
     """The text section of one of TEXT_FAMILIES. `defaults` are for keys that it lacks."""
-    kind = stored.get("model_type", "llama")
-    if not isinstance(kind, str) or kind not in TEXT_FAMILIES:
-        raise CheckpointError(
-            f"config.json: model_type of the text model: expected {', '.join(TEXT_FAMILIES)}, got {kind!r}"
-        )
+    if (kind := stored.get("model_type", "llama")) not in TEXT_FAMILIES:
+        raise ValueError(f"model_type of the text model: expected {', '.join(TEXT_FAMILIES)}, got {kind!r}")
     kinds, windows = stored.get("layer_types"), stored.get("use_sliding_window")
     if isinstance(kinds, list):  # as in transformers, it has the whole say
-        windows = any(one != "full_attention" for one in kinds)
+        windows = {*kinds} != {"full_attention"}
     if windows and kind != "llama":
-        raise CheckpointError(
-            "config.json: sliding-window attention (use_sliding_window, layer_types) is not supported, "
+        raise ValueError(
+            "sliding-window attention (use_sliding_window, layer_types) is not supported, "
             "expected full attention in every layer"
         )
     family = TEXT_FAMILIES[kind]
@@ -96,7 +87,7 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any], **fixed: Any) -> T
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
     values |= present({name: stored.get(name) for name in TEXT_KEYS})
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
-    return checked(TextConfig, **{**values, **family.fixed, **fixed, **rope})
+    return TextConfig(**{**values, **family.fixed, **fixed, **rope})
 
 
 def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
@@ -112,15 +103,12 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind in ("default", "dynamic"):  # which sets in beyond max_position_embeddings, where no prompt goes
         return {"rope_theta": theta, "rope_scaling": None}
-    if (names := _SCALINGS.get(str(kind))) is None:
-        expected = f"expected default, dynamic, {' or '.join(_SCALINGS)}"
-        raise CheckpointError(f"config.json: rotary scaling {kind!r} is not supported, {expected}")
-    known: dict[str, Any] = {"original_max_position_embeddings": max_positions}
-    known |= {name: value for name, value in rope.items() if value is not None}
-    if missing := [name for name in names if name not in known]:
-        raise CheckpointError(f"config.json: {kind} rotary scaling lacks {', '.join(missing)}")
-    values = {name: known[name] for name in names}
-    return {"rope_theta": theta, "rope_scaling": checked(RopeScaling, rope_type=kind, **values)}
+    known = {"original_max_position_embeddings": max_positions} | present(rope)
+    if kind not in SCALINGS or (missing := [name for name in SCALINGS[kind] if name not in known]):
+        lacks = f"{kind} without {', '.join(missing)}" if kind in SCALINGS else repr(kind)
+        raise ValueError(f"rotary scaling: expected default, dynamic, {' or '.join(SCALINGS)}, got {lacks}")
+    values = {name: known[name] for name in SCALINGS[kind]}
+    return {"rope_theta": theta, "rope_scaling": RopeScaling(rope_type=kind, **values)}
 
 
 def vlm_config(
@@ -146,8 +134,7 @@ def vlm_config(
 
     stops = [section.get("eos_token_id") for section in (generation, config, of_text)]
     named = {**markers, **config}
-    return checked(
-        VLMConfig,
+    return VLMConfig(
         text=text,
         image_token_id=config.get("image_token_id", image_token_id),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
@@ -157,70 +144,3 @@ def vlm_config(
         marker_token_ids=tuple(first(name, named) for name in markers),
         **parts,
     )
-
-
-# ------------------------------------------------------------------------------------------------- writing
-def write_text(config: VLMConfig, dtype: str) -> dict:
-    """A text_config that transformers 4.57 and 5 read alike: what changed its name is written under both.
-
-    v5 reads rope_parameters and dtype, 4.57 reads rope_theta, rope_scaling and torch_dtype. Every field is
-    written out, since a reader's defaults are not ours to rely on. A CheckpointError says that no text model
-    of transformers has all parts of this one.
-    """
-    kind = text_family(config.text)
-    if kind is None:
-        raise CheckpointError(
-            "the model cannot be saved in a layout of transformers: no text model there has all of its "
-            f"parts; known are {', '.join(TEXT_FAMILIES)}"
-        )
-    return {
-        "model_type": kind,
-        "architectures": [TEXT_FAMILIES[kind].architecture],
-        **{name: getattr(config.text, name) for name in TEXT_KEYS},
-        "attention_dropout": 0.0,
-        **write_ids(config),
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "use_cache": True,
-        **_write_rope(config.text),
-        **both_dtypes(dtype),
-    }
-
-
-def write_vision(vision: VisionConfig) -> dict:
-    """A SigLIP-shaped section. A CheckpointError says what the tower has that SigLIP has not."""
-    others = [f.name for f in fields(VisionConfig) if f.name not in VISION_KEYS]
-    if strange := [name for name in others if getattr(vision, name) != getattr(VisionConfig, name)]:
-        raise CheckpointError(
-            f"the model cannot be saved with SigLIP's vision tower: its {', '.join(strange)} are not SigLIP's"
-        )
-    return {name: getattr(vision, name) for name in VISION_KEYS}
-
-
-def both_dtypes(dtype: str) -> dict[str, str]:
-    return {"dtype": dtype, "torch_dtype": dtype}
-
-
-def write_ids(config: VLMConfig) -> dict:
-    """The ids that a text_config and generation_config.json have keys for."""
-    stops = list(config.eos_token_ids)
-    return {
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": None if not stops else stops[0] if len(stops) == 1 else stops,
-        "pad_token_id": config.pad_token_id,
-    }
-
-
-def text_family(text: TextConfig) -> str | None:
-    """The model_type of the family that has all parts of this text model, or None."""
-    for kind, family in TEXT_FAMILIES.items():
-        if all(getattr(text, name) == value for name, value in family.fixed.items()):
-            return kind
-    return None
-
-
-def _write_rope(text: TextConfig) -> dict:
-    scaling, values = text.rope_scaling, None
-    if scaling is not None:
-        values = {name: getattr(scaling, name) for name in ("rope_type", *_SCALINGS[scaling.rope_type])}
-    theta = {"rope_theta": float(text.rope_theta)}
-    return {"rope_parameters": (values or {"rope_type": "default"}) | theta, "rope_scaling": values, **theta}

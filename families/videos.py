@@ -11,16 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from data.errors import ProcessorError
-from data.tiles import byte_values, check_numbers
+from data.tiles import byte_values
 from data.video import Clip
-
-_MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
-_MODES[Image.Resampling.LANCZOS] = "lanczos"
-MOST_FRAMES = 65_536
+from families.resizing import MODES
 
 
 class VideoRule:
@@ -35,16 +31,9 @@ class VideoRule:
         self, settings: Mapping[str, Any], of_images: Mapping[str, Any], values: Tensor, fps: Any, most: Any
     ):
         self.fps, self.most, self.values = fps, most, values
+        self.mode = MODES[settings["resample"]]
         if not torch.equal(byte_values({**of_images, **settings}), values):
             raise ProcessorError("image_mean and image_std of videos: expected those of images, got others")
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000:
-            raise ProcessorError(f"fps: expected a number of frames a second up to 1000, got {str(fps)[:80]}")
-        check_numbers(("most frames of a video", most, MOST_FRAMES))
-        if (mode := _MODES.get(settings["resample"])) is None:
-            raise ProcessorError(
-                f"resample of videos: expected 1, 2 or 3, got {str(settings['resample'])[:80]}"
-            )
-        self.mode = mode
 
     def rate(self, clip: Clip) -> float:
         """Frames a second; those of a folder stand for the ones that the model would take."""

@@ -19,10 +19,10 @@ from typing import Any
 from data.processor import EncodedConversation
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.output import GenerationOutput, TokenStream
-from generation.sampling import Decision
+from generation.score import Decision
 from generation.session import Session
 from generation.speculation import looks_up
-from generation.steps import DecodeStep, Step
+from generation.steps import Step
 from inference.answer_text import AnswerText
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
@@ -109,10 +109,10 @@ def start(
         raise RequestError(error) from error
 
 
-def _in_session(options: GenerationOptions, step: DecodeStep | None) -> bool:
+def _in_session(options: GenerationOptions, step: Step | None) -> bool:
     """Whether a session answers faster than `model.generate`: it verifies proposed tokens together, and does
     not wait for steps that are recorded."""
-    ahead = isinstance(step, Step) and (step.records or looks_up(options, step))
+    ahead = step is not None and (step.records or looks_up(options, step))
     return ahead or options.constraint is not None or options.lookup == "on"
 
 

@@ -96,7 +96,7 @@ class Batch:
         """
         files, count = self.files, self.options.num_return_sequences
         scheduler = open_scheduler(self.checkpoint, self.batch_size)
-        log(str(scheduler.budget))
+        log(str(scheduler.cache))
         summary = Summary(skipped=files.total - len(files.missing))
         bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
         with bar, files.results.appending() as write:

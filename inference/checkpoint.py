@@ -20,8 +20,8 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.quantized import pack
 from generation.features import FeatureCache
 from generation.prefix_store import PrefixStore
-from generation.steps import DecodeStep
-from generation.threads import limit_threads
+from generation.processors import limit_threads
+from generation.steps import Step
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -49,7 +49,7 @@ class Fast:
     """The chosen decode step (None: the eager one), its name and the tower's, or why they are the eager
     ones."""
 
-    step: DecodeStep | None = None
+    step: Step | None = None
     chosen: str = "eager"
     tower: str = "eager"
 
@@ -87,7 +87,7 @@ class Checkpoint:
         return tuple(sorted({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}))
 
     @property
-    def decode_step(self) -> DecodeStep | None:
+    def decode_step(self) -> Step | None:
         """None is the eager one."""
         return self.fast.step
 
@@ -198,7 +198,7 @@ def open_checkpoint(
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.threads.limit_threads`. `max_pixels` is that of
+    that this process computes: see `generation.processors.limit_threads`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
     `Processor.choose_frames`.
     """

@@ -20,7 +20,7 @@ import platform
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -136,16 +136,14 @@ class PrefixFolder:
 
     # ------------------------------------------------------------------------------------------- writing
 
-    def keep(
-        self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
-    ) -> None:
+    def keep(self, blocks: Sequence[tuple[bytes, Tensor | None]]) -> None:
         """Note that these blocks, one after another from a prompt's front, have been used, and write those
-        that come with their numbers, once `ready` has returned. Does not wait for that."""
+        that come with their numbers. Does not wait for that."""
         size = sum(tensor.nbytes for _, tensor in blocks if tensor is not None)
         with self._lock, suppress(RuntimeError):  # closed meanwhile
             busy = self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES
             if not busy and not self._closed:
-                self._last = self._writer.submit(self._write, blocks, ready, size)
+                self._last = self._writer.submit(self._write, blocks, size)
                 self._waiting_bytes += size
 
     def flush(self, seconds: float = 60.0) -> bool:
@@ -161,10 +159,8 @@ class PrefixFolder:
         for pool in (self._writer, self._readers):
             pool.shutdown(wait=False)
 
-    def _write(self, blocks: Sequence, ready: Callable[[], object] | None, size: int) -> None:
+    def _write(self, blocks: Sequence, size: int) -> None:
         try:
-            if ready is not None:
-                ready()
             self._write_chain(blocks)
         except OSError as error:  # a full disk, say: answers need none of this
             self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")

@@ -1,56 +1,58 @@
 """The sizes of a model, and the names of devices: all that is checked before PyTorch is imported.
 
 Configs are frozen, checked when they are made, and named as on the Hub. The modules of families/ make
-them from a checkpoint's config.json, which is a stranger's file; nothing else interprets it.
+them from a checkpoint's config.json; nothing else interprets it.
 """
 
 from __future__ import annotations
 
+import math
 import re
-import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-# Far beyond any real model: a config past these is refused before anything is allocated.
-MAX_WIDTH = 65_536
-MAX_LAYERS = 1_024
-MAX_VOCAB = 4_194_304
-MAX_POSITIONS = 16_777_216
+
+def require(config: object, holds: bool, name: str, expected: str) -> None:
+    """Raise ValueError about a field of a config unless what is expected of it holds."""
+    if not holds:
+        said = f"{type(config).__name__}.{name}: expected {expected}, got {getattr(config, name)!r}"
+        raise ValueError(said)
 
 
-def check_range(config, low: int, high: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(
-                f"{type(config).__name__}.{name}: expected an integer from {low} to {high}, got {value!r}"
-            )
+def require_multiple(config: object, name: str, divisor: str) -> None:
+    by = getattr(config, divisor)
+    require(config, getattr(config, name) % by == 0, name, f"a multiple of {divisor} ({by})")
 
 
-def check_choice(config, name: str, *choices: str) -> None:
-    if (value := getattr(config, name)) not in choices:
-        raise ValueError(f"{type(config).__name__}.{name}: expected {' or '.join(choices)}, got {value!r}")
+class Checked:
+    """A config whose fields are checked by their types: whole numbers are 1 or more, or 0 or more where they
+    `may_be_zero`; other numbers are positive and become floats; words are one of their `choices`."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
-def check_multiple(config, name: str, divisor: str) -> None:
-    value, by = getattr(config, name), getattr(config, divisor)
-    if value % by:
-        raise ValueError(f"{type(config).__name__}.{name} ({value}) must be a multiple of {divisor} ({by})")
-
-
-def make_positive(config, *names: str) -> None:
-    """Check fields and make floats of them: 10**30 is saved as the float that it is used as."""
-    for name in names:
-        value = getattr(config, name)
-        # The range of float32: beyond it eps would be zero, and a frequency infinite.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
-            raise ValueError(f"{type(config).__name__}.{name}: expected a positive number, got {value!r}")
-        object.__setattr__(config, name, float(value))
+    def __post_init__(self):
+        for one in fields(self):  # type: ignore[arg-type]
+            name, value = one.name, getattr(self, one.name)
+            if one.type == "int":
+                least = int(name not in self.may_be_zero)
+                require(self, type(value) is int and value >= least, name, f"a whole number from {least} on")
+            elif one.type == "float":
+                require(self, type(value) in (int, float) and 0 < value < math.inf, name, "a positive number")
+                object.__setattr__(self, name, float(value))
+        for name, words in self.choices.items():
+            require(self, getattr(self, name) in words, name, " or ".join(words))
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(Checked):
     """A vision transformer over square tiles of `image_size` pixels: SigLIP's unless fields say otherwise."""
+
+    choices: ClassVar = {
+        "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+        "norm_type": ("layer_norm", "rms_norm"),
+    }
 
     hidden_size: int = 1152
     intermediate_size: int = 3072
@@ -69,15 +71,9 @@ class VisionConfig:
     last_norm: bool = True  # after the last block
 
     def __post_init__(self):
-        check_range(self, 1, MAX_WIDTH, "hidden_size", "intermediate_size", "image_size")
-        check_range(self, 1, MAX_LAYERS, "num_hidden_layers")
-        check_range(self, 1, self.hidden_size, "num_attention_heads")
-        check_range(self, 1, 16, "num_channels")
-        check_range(self, 1, self.image_size, "patch_size")
-        check_multiple(self, "hidden_size", "num_attention_heads")
-        check_choice(self, "hidden_act", "gelu_pytorch_tanh", "gelu")
-        check_choice(self, "norm_type", "layer_norm", "rms_norm")
-        make_positive(self, "layer_norm_eps")
+        super().__post_init__()
+        require_multiple(self, "hidden_size", "num_attention_heads")
+        require(self, self.grid > 0, "patch_size", f"at most image_size ({self.image_size})")
 
     @property
     def grid(self) -> int:
@@ -100,9 +96,11 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
-class RopeScaling:
+class RopeScaling(Checked):
     """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands, with the
     fields of Llama 3.1's config."""
+
+    choices: ClassVar = {"rope_type": ("linear", "llama3")}
 
     rope_type: str = "llama3"
     factor: float = 1.0
@@ -111,19 +109,19 @@ class RopeScaling:
     original_max_position_embeddings: int = 8192
 
     def __post_init__(self):
-        check_choice(self, "rope_type", "linear", "llama3")
-        make_positive(self, "factor", "low_freq_factor", "high_freq_factor")
-        check_range(self, 1, MAX_POSITIONS, "original_max_position_embeddings")
-        if self.rope_type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"RopeScaling.high_freq_factor ({self.high_freq_factor}) must exceed "
-                f"low_freq_factor ({self.low_freq_factor})"
-            )
+        super().__post_init__()
+        fits = self.rope_type == "linear" or self.high_freq_factor > self.low_freq_factor
+        require(self, fits, "high_freq_factor", f"more than low_freq_factor ({self.low_freq_factor})")
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Checked):
     """A Llama-style decoder. `num_key_value_heads` and `head_dim` default from the other fields."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("attention", "conv", "delta")
+    choices: ClassVar = {"hidden_act": ("silu",)}
+    block_norms: ClassVar[int] = 2  # norms of hidden states in a block
+    rotary_dim: ClassVar[int]  # numbers of a head that are rotated, which follows from the fields
 
     vocab_size: int = 32_000
     hidden_size: int = 4096
@@ -160,55 +158,29 @@ class TextConfig:
     delta_key_dim: int = 128
     delta_value_dim: int = 128
 
-    rotary_dim: ClassVar[int]  # numbers of a head that are rotated, which follows from the fields
-    act: ClassVar[str] = "silu"
-    kinds: ClassVar[tuple[str, ...]] = ("attention", "conv", "delta")
-    block_norms: ClassVar[int] = 2  # norms of hidden states in a block
-
     def mixer(self, layer: int) -> str:
         """The kind of mixer that a layer has."""
         return self.layer_types[layer] if self.layer_types else "attention"
 
     def __post_init__(self):
-        check_range(self, 1, MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        check_range(self, 1, MAX_WIDTH, "num_key_value_heads", "head_dim")
-        check_range(self, 1, MAX_VOCAB, "vocab_size")
-        check_range(self, 1, MAX_LAYERS, "num_hidden_layers")
-        check_range(self, 1, MAX_POSITIONS, "max_position_embeddings")
-        check_multiple(self, "num_attention_heads", "num_key_value_heads")
-        make_positive(self, "partial_rotary_factor")
+        super().__post_init__()
+        require_multiple(self, "num_attention_heads", "num_key_value_heads")
+        require_multiple(self, "delta_value_heads", "delta_key_heads")
         object.__setattr__(self, "rotary_dim", int(self.head_dim * self.partial_rotary_factor))
-        if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim:
-            raise ValueError(
-                f"TextConfig.partial_rotary_factor: expected to rotate an even number of {self.head_dim} "
-                f"numbers, got {self.partial_rotary_factor}"
-            )
-        check_choice(self, "hidden_act", self.act)
-        make_positive(self, "rms_norm_eps", "rope_theta")
-        # Before a delta rule, at most half of the cache's `STATE_WINDOW`.
-        check_range(self, 1, 8 if "delta" in self.layer_types else 64, "conv_kernel")
-        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"TextConfig.layer_types: expected one for each of {self.num_hidden_layers} layers, "
-                f"got {len(self.layer_types)}"
-            )
-        if strange := set(self.layer_types) - {*self.kinds}:
-            raise ValueError(
-                f"TextConfig.layer_types: expected {', '.join(self.kinds)}, got {sorted(strange)[0]!r}"
-            )
-        sizes = ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim")
-        check_range(self, 1, 4_096, *sizes)
-        check_multiple(self, "delta_value_heads", "delta_key_heads")
-        sections = self.rope_sections
-        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.rotary_dim // 2):
-            raise ValueError(
-                f"TextConfig.rope_sections: expected three numbers whose sum is {self.rotary_dim // 2}, "
-                f"got {sections}"
-            )
+        even = not self.rotary_dim % 2 and 2 <= self.rotary_dim <= self.head_dim
+        require(self, even, "partial_rotary_factor", f"an even number of {self.head_dim} to be rotated")
+        types, sections, half = self.layer_types, self.rope_sections, self.rotary_dim // 2
+        layers = f"one for each of {self.num_hidden_layers} layers, of {', '.join(self.kinds)}"
+        fits = not types or (len(types) == self.num_hidden_layers and {*types} <= {*self.kinds})
+        require(self, fits, "layer_types", layers)
+        fits = not sections or (len(sections) == 3 and min(sections) >= 0 and sum(sections) == half)
+        require(self, fits, "rope_sections", f"three numbers whose sum is {half}")
+        # At most half of the cache's `STATE_WINDOW`.
+        require(self, self.conv_kernel <= 8 or "delta" not in types, "conv_kernel", "at most 8")
 
 
 @dataclass(frozen=True)
@@ -231,14 +203,12 @@ class VLMConfig:
     marker_token_ids: tuple[int | None, ...] = ()  # further ids that a family's config.json names
 
     def __post_init__(self):
-        if isinstance(self.vision, VisionConfig):
-            check_range(self, 1, self.vision.grid, "scale_factor")
-        if isinstance(self.vision, VisionConfig) and self.vision.grid % self.scale_factor:
-            raise ValueError(
-                f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
-                f"({self.vision.grid} patches a side)"
-            )
-        check_range(self, 0, self.text.vocab_size, "image_token_id")
+        scale, grid = self.scale_factor, getattr(self.vision, "grid", 1)
+        fits = type(scale) is int and 1 <= scale <= grid and not grid % scale
+        require(self, fits, "scale_factor", f"a divisor of the vision grid ({grid} patches a side)")
+        most = self.text.vocab_size
+        fits = type(self.image_token_id) is int and 0 <= self.image_token_id <= most
+        require(self, fits, "image_token_id", f"a whole number from 0 to {most}")
 
     @property
     def feature_width(self) -> int:
@@ -247,14 +217,7 @@ class VLMConfig:
 
 
 def check_device(name: str) -> str:
-    """Refuse the name of a device that this machine cannot have, before PyTorch is imported for it."""
+    """Refuse what is no name of a device, before PyTorch is imported for it."""
     if re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name) is None:
         raise ValueError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
-    if name.startswith("cuda"):
-        from importlib.metadata import version  # slow to import, and hardly ever needed
-
-        if (torch := version("torch")).endswith("+cpu"):
-            raise ValueError(f"device {name}: PyTorch {torch} is built for CPUs only; use auto or cpu")
-    if name.startswith("mps") and sys.platform != "darwin":
-        raise ValueError(f"device {name}: only Macs have one; use auto or cpu")
     return name

@@ -18,19 +18,18 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
 
 from generation.kv_cache import Kept, KVCache
-from models.config import MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, TextConfig, check_range, make_positive
+from models.config import TextConfig, require
 from models.language_model import (
     MLP,
     At,
     LanguageModel,
     apply_rope,
     attend,
-    attention_mask_for,
     rope_frequencies,
     rope_tables,
     through_cache,
 )
-from models.packed_rows import additive
+from models.packed_rows import in_training
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ class Gemma4TextConfig(TextConfig):
     and read those of the last layer of their kind before them. `layer_types` has one for each layer."""
 
     kinds: ClassVar[tuple[str, ...]] = ("sliding", "full", "sliding shared", "full shared")
-    act: ClassVar[str] = "gelu_pytorch_tanh"
+    choices: ClassVar = {"hidden_act": ("gelu_pytorch_tanh",)}
+    may_be_zero: ClassVar = ("per_layer_width", "per_layer_count", "placeholder_id")
     block_norms: ClassVar[int] = 5
 
     hidden_act: str = "gelu_pytorch_tanh"
@@ -57,22 +57,11 @@ class Gemma4TextConfig(TextConfig):
     placeholder_id: int = 0
 
     def __post_init__(self):
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError("Gemma4TextConfig.layer_types: expected one for each layer")
-        check_range(self, 1, MAX_POSITIONS, "sliding_window")
-        check_range(self, 2, MAX_WIDTH, "full_head_dim")
-        check_range(self, 1, 8, "shared_mlp_factor")
-        check_range(self, 0, 4_096, "per_layer_width")
-        check_range(self, 1, MAX_VOCAB, "per_layer_vocab")
-        check_range(self, 0, min(self.vocab_size, self.per_layer_vocab) - 1, "placeholder_id")
-        make_positive(self, "full_rotary_factor", "full_rope_theta")
-        if self.full_rotary_factor > 1:
-            raise ValueError(
-                f"Gemma4TextConfig.full_rotary_factor: expected up to 1, got {self.full_rotary_factor}"
-            )
-        if self.logit_cap is not None:
-            make_positive(self, "logit_cap")
         super().__post_init__()
+        require(self, self.layer_types != (), "layer_types", "one for each layer")
+        require(self, self.full_rotary_factor <= 1, "full_rotary_factor", "at most 1")
+        most = min(self.vocab_size, self.per_layer_vocab) - 1
+        require(self, self.placeholder_id <= most, "placeholder_id", f"at most {most}")
 
     def head_dim_of(self, kind: str) -> int:
         return self.full_head_dim if kind.startswith("full") else self.head_dim
@@ -154,17 +143,12 @@ class Gemma4LanguageModel(LanguageModel):
     """Embeddings in, hidden states out; `logits` is a call of its own."""
 
     config: Gemma4TextConfig
+    block = Gemma4Block
 
     def __init__(self, config: Gemma4TextConfig, tie_word_embeddings: bool, soft_ids: Sequence[int]):
         """`soft_ids` stand for images, videos and sounds, and have no embedding of their own."""
-        nn.Module.__init__(self)
-        self.config, self.tied, self.soft_ids = config, tie_word_embeddings, soft_ids
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.placeholder_id)
-        self.layers = nn.ModuleList(Gemma4Block(config, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        super().__init__(config, tie_word_embeddings)
+        self.soft_ids, self.embed_tokens.padding_idx = soft_ids, config.placeholder_id
         if config.per_layer_width:
             width = config.per_layer_count * config.per_layer_width
             self.embed_tokens_per_layer = nn.Embedding(config.per_layer_vocab, width, config.placeholder_id)
@@ -201,29 +185,14 @@ class Gemma4LanguageModel(LanguageModel):
         steps = torch.arange(0, 2 * turned, 2, dtype=torch.int64, device=device).float()
         return F.pad(1.0 / self.config.full_rope_theta ** (steps / dim), (0, dim // 2 - turned))
 
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | BlockMask | None = None,
-        kv_cache: KVCache | None = None,
-        start_pos: int | Tensor = 0,
-        position_ids: Tensor | None = None,
-        offset: int | Tensor = 0,
-        lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, KVCache | None]:
-        """As `LanguageModel.forward`."""
-        config = self.config
-        slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
-        masks = {"full": attention_mask_for(x.shape[1], kv_length, attention_mask, slots)}
-        masks["sliding"] = windowed(masks["full"], config.sliding_window, x.shape[1], kv_length, slots)
-        if kv_cache is None and torch.is_grad_enabled():
-            masks = {
-                kind: additive(mask, x) if isinstance(mask, Tensor) else mask for kind, mask in masks.items()
-            }
-        ats = {}
-        for kind, mask in masks.items():
+    def through_layers(
+        self, x: Tensor, kv_cache: KVCache | None, positions: Tensor, slots: Tensor, at: At
+    ) -> Tensor:
+        config, ats = self.config, {}
+        near = windowed(at.mask, config.sliding_window, x.shape[1], at.kv_length, slots)
+        for kind, mask in (("full", at.mask), ("sliding", near)):
             rope = rope_tables(self.frequencies(kind, x.device), positions, x.dtype)
-            ats[kind] = At(rope, mask, start_pos, kv_length, slots)
+            ats[kind] = at._replace(rope=rope, mask=in_training(mask, x, kv_cache))
         owns = None
         x, identity = x.split((config.hidden_size, x.shape[2] - config.hidden_size), dim=-1)
         if config.per_layer_width:
@@ -237,7 +206,7 @@ class Gemma4LanguageModel(LanguageModel):
             own = None if owns is None else owns[:, :, index]
             layer_cache = None if kv_cache is None or shared else kv_cache[index]
             x, read[kind] = layer(x, own, layer_cache, ats[kind], read[kind] if shared else None)
-        return self.norm(x), kv_cache
+        return x
 
 
 def windowed(

@@ -9,7 +9,7 @@ written, and how they are rotated, unless a family has rotary places of its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from generation.kv_cache import Kept, KVCache, Layout, geometry
 from models.config import TextConfig
 from models.gated_delta import GatedDeltaRule
-from models.packed_rows import additive, attend_blocks, rope_axes, scaled_frequencies, segment_places
+from models.packed_rows import attend_blocks, in_training, rope_axes, scaled_frequencies, segment_places
 from models.short_convolution import ShortConvolution
 
 
@@ -79,7 +79,7 @@ class At(NamedTuple):
     lengths: with a cache, the number of real positions of each row, the first ones; None for all.
     """
 
-    rope: tuple[Tensor, Tensor]
+    rope: Any
     mask: Any
     start_pos: int | Tensor
     kv_length: int
@@ -242,11 +242,13 @@ class DecoderBlock(nn.Module):
 class LanguageModel(nn.Module):
     """Embeddings in, hidden states out; `logits` is a call of its own."""
 
+    block: ClassVar[Callable[..., nn.Module]] = DecoderBlock
+
     def __init__(self, config: TextConfig, tie_word_embeddings: bool = False):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.block(config, i) for i in range(config.num_hidden_layers))
         self.norm = rms_norm(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = tie_word_embeddings
@@ -290,44 +292,6 @@ class LanguageModel(nn.Module):
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
 
-    @staticmethod
-    def span(
-        x: Tensor,
-        attention_mask: Tensor | BlockMask | None,
-        kv_cache: KVCache | None,
-        start_pos: int | Tensor,
-        position_ids: Tensor | None,
-        offset: int | Tensor,
-    ) -> tuple[Tensor, int, Tensor]:
-        """The positions of x, by the arguments of `forward`: its slots (T,) or (B, T), the number of keys it
-        may attend to, and its rotary places."""
-        batch, length, _ = x.shape
-        steps = torch.arange(length, device=x.device)
-        if isinstance(start_pos, int):
-            slots = start_pos + steps  # (T,): where the queries stand
-            kv_length = start_pos + length  # the keys that they may look at
-        else:
-            if kv_cache is None:
-                raise ValueError("a start_pos for each row needs a kv_cache")
-            slots = start_pos[:, None] + steps  # (B, T)
-            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
-            # of one) of fitting length, and the mask hides what a row has not filled.
-            kv_length = geometry(kv_cache).capacity
-        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
-        if position_ids is not None:
-            positions = position_ids
-        elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
-            # Padding takes no position: the first real token of a row stands at 0.
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        if kv_cache is not None:
-            rows, capacity, *_ = geometry(kv_cache)
-            if rows != batch or capacity < kv_length:
-                raise ValueError(
-                    f"kv_cache holds {rows} rows of {capacity} positions; "
-                    f"this call needs {batch} rows of {kv_length}"
-                )
-        return slots, kv_length, positions
-
     def forward(
         self,
         x: Tensor,
@@ -358,29 +322,56 @@ class LanguageModel(nn.Module):
         Returns:
             (hidden states (B, T, D), the cache that was given).
         """
-        slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
-        mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
-        if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
-            mask = additive(mask, x)
-        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
-        before, real = slots, None
-        if self.config.layer_types and kv_cache is None:
-            whole = attention_mask is None or (
-                isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-            )
-            if position_ids is None and not whole:
+        batch, length, _ = x.shape
+        steps = torch.arange(length, device=x.device)
+        padding: Tensor | None = None
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            padding = attention_mask
+        if isinstance(start_pos, int):
+            slots = start_pos + steps  # (T,): where the queries stand
+            kv_length = start_pos + length  # the keys that they may look at
+        else:
+            if kv_cache is None:
+                raise ValueError("a start_pos for each row needs a kv_cache")
+            slots = start_pos[:, None] + steps  # (B, T)
+            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
+            # of one) of fitting length, and the mask hides what a row has not filled.
+            kv_length = geometry(kv_cache).capacity
+        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
+        if position_ids is not None:
+            positions = position_ids
+        elif padding is not None and kv_cache is None:
+            # Padding takes no position: the first real token of a row stands at 0.
+            positions = (padding.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        if kv_cache is not None:
+            rows, capacity, *_ = geometry(kv_cache)
+            if rows != batch or capacity < kv_length:
+                raise ValueError(
+                    f"kv_cache holds {rows} rows of {capacity} positions; "
+                    f"this call needs {batch} rows of {kv_length}"
+                )
+        before, real = slots, None if padding is None else padding[:, -length:, None].to(x.dtype)
+        if kv_cache is None and {"conv", "delta"} & {*self.config.layer_types}:
+            if position_ids is None and attention_mask is not padding:
                 raise ValueError("packed segments need position_ids, of which each begins with 0")
             before = segment_places(positions)
-        if self.config.layer_types and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            # Padding adds nothing to what is near it.
-            real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)
-        at = At(rope, mask, start_pos, kv_length, before, real, lengths)
+        mask = attention_mask_for(length, kv_length, attention_mask, slots)
+        at = At(None, mask, start_pos, kv_length, before, real, lengths)
+        return self.norm(self.through_layers(x, kv_cache, positions, slots, at)), kv_cache
+
+    def through_layers(
+        self, x: Tensor, kv_cache: KVCache | None, positions: Tensor, slots: Tensor, at: At
+    ) -> Tensor:
+        """Hidden states (B, T, D) after the last layer. `at` has no rotary places yet, which `positions`
+        are."""
+        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
+        at = at._replace(rope=rope, mask=in_training(at.mask, x, kv_cache))
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             x = layer(x, None if kv_cache is None else kv_cache[index], at)
             if index < len(deep):
                 x = x + deep[index]
-        return self.norm(x), kv_cache
+        return x
 
 
 def attention_mask_for(

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import MAX_LAYERS, MAX_WIDTH, check_choice, check_multiple, check_range, make_positive
+from models.config import Checked, require, require_multiple
 from models.language_model import MLP, apply_rope
 from models.vision_transformer import VisionMLP
 
@@ -25,8 +26,11 @@ Grid = tuple[int, int]  # patches of an image: rows, columns
 
 
 @dataclass(frozen=True)
-class PackedVisionConfig:
+class PackedVisionConfig(Checked):
     """A vision transformer over images of their own grids: patches of several stand one after another."""
+
+    may_be_zero: ClassVar = ("table_side", "window")
+    choices: ClassVar = {"norm": ("layer", "rms"), "merger_norm": ("patch", "block", "none")}
 
     hidden_size: int = 1024
     intermediate_size: int = 4096
@@ -57,24 +61,15 @@ class PackedVisionConfig:
     merger_bias: bool = True
 
     def __post_init__(self):
-        check_range(self, 1, MAX_WIDTH, "hidden_size", "intermediate_size", "tokens_per_second")
-        check_range(self, 1, MAX_LAYERS, "num_hidden_layers")
-        check_range(self, 1, self.hidden_size, "num_attention_heads")
-        check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")
-        check_range(self, 1, 1_024, "patch_size")
-        check_range(self, 0, 4_096, "window")
-        check_range(self, 0, MAX_WIDTH, "table_side")
-        check_multiple(self, "hidden_size", "num_attention_heads")
-        if (dim := self.hidden_size // self.num_attention_heads) % 4:
-            raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
-        check_choice(self, "norm", "layer", "rms")
-        check_choice(self, "merger_norm", "patch", "block", "none")
-        if self.merger_width is not None:
-            check_range(self, 1, MAX_WIDTH, "merger_width")
-        make_positive(self, "norm_eps", "rope_theta")
-        check_multiple(self, "window", "merge_size")
-        if list(self.taps) != sorted({*self.taps}) or min(self.taps, default=0) < 0:
-            raise ValueError(f"PackedVisionConfig.taps: expected layers in ascending order, got {self.taps}")
+        super().__post_init__()
+        require_multiple(self, "hidden_size", "num_attention_heads")
+        require_multiple(self, "window", "merge_size")
+        fits = self.hidden_size // self.num_attention_heads % 4 == 0
+        require(self, fits, "num_attention_heads", "heads whose width is a multiple of 4")
+        for name in ("taps", "whole_layers"):
+            layers = getattr(self, name)
+            fits = list(layers) == sorted({*layers} & {*range(self.num_hidden_layers)})
+            require(self, fits, name, f"some of {self.num_hidden_layers} layers, in ascending order")
 
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""
@@ -283,13 +278,10 @@ def axial_rope(
 
 def windows_of(grids: Sequence[Grid], config: PackedVisionConfig) -> tuple[Tensor, list[int]]:
     """An order of all patches (P,) in which those of a window stand together, and the windows' lengths."""
-    order, lengths, before = [], [], 0
-    for grid in grids:
-        own, of_image = image_windows(grid, config.merge_size, config.window)
-        order.append(own + before)
-        lengths += of_image
-        before += grid[0] * grid[1]
-    return torch.cat(order), lengths
+    own = [image_windows(grid, config.merge_size, config.window) for grid in grids]
+    begins = accumulate((len(order) for order, _ in own), initial=0)
+    order = torch.cat([order + begin for (order, _), begin in zip(own, begins)])
+    return order, [length for _, lengths in own for length in lengths]
 
 
 @lru_cache(64)

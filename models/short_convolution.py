@@ -36,16 +36,11 @@ class ShortConvolution(nn.Module):
         past = inputs.new_zeros(len(x), taps - 1, inputs.shape[2])
         if layer_cache is not None:
             kept = layer_cache["conv"]
-            if isinstance(start_pos, int):
-                count = min(start_pos, taps - 1)
-                past[:, taps - 1 - count :] = kept[:, 0, start_pos - count : start_pos]
-                kept[:, 0, start_pos : start_pos + x.shape[1]] = inputs
-            else:
-                rows = torch.arange(len(x), device=x.device)[:, None]
-                steps = torch.arange(1 - taps, x.shape[1], device=x.device)
-                slots = start_pos[:, None] + steps  # (B, taps - 1 + T)
-                past = kept[rows, 0, slots[:, : taps - 1].clamp(min=0)].to(x.dtype)
-                kept[rows, 0, slots[:, taps - 1 :]] = inputs.to(kept.dtype)
+            rows = torch.arange(len(x), device=x.device)[:, None]
+            steps = torch.arange(1 - taps, x.shape[1], device=x.device)
+            slots = (start_pos if isinstance(start_pos, int) else start_pos[:, None]) + steps
+            past = kept[rows, 0, slots[..., : taps - 1].clamp(min=0)].to(x.dtype)  # (B, taps - 1, D)
+            kept[rows, 0, slots[..., taps - 1 :]] = inputs.to(kept.dtype)
         out = causal_convolution(inputs, past, self.weight, before)
         if self.bias is not None:
             out = out + self.bias

@@ -1,4 +1,4 @@
-"""`VisionLanguageModel`: image features placed among token embeddings, the loss, and answers.
+"""`VisionLanguageModel`: image features placed among token embeddings, and answers.
 
 model = VisionLanguageModel.from_pretrained("HuggingFaceTB/SmolVLM-256M-Instruct")
 new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new)
@@ -6,8 +6,7 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +18,10 @@ from torch import Tensor, nn
 
 from families import FAMILIES
 from generation import decoding
-from generation.kv_cache import KVCache, to_device
+from generation.kv_cache import to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
-from generation.threads import eager_pass
 from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
@@ -31,9 +29,7 @@ from models.checkpoints.load import Put, load, prepare_device, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
 from models.initial_weights import init_weights
-from models.losses import summed_cross_entropy
-
-IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
+from models.whole_rows import WholeRows
 
 
 def part_size(part: Any) -> tuple[int, int]:
@@ -42,15 +38,7 @@ def part_size(part: Any) -> tuple[int, int]:
     return height, width
 
 
-@dataclass
-class VLMOutput:
-    """`logits` (B, T, V); `loss`, a mean over labelled tokens, where labels were given."""
-
-    logits: Tensor
-    loss: Tensor | None = None
-
-
-class VisionLanguageModel(nn.Module):
+class VisionLanguageModel(WholeRows, nn.Module):
     """A ViT, a projector and a decoder.
 
     Call names are transformers': a processor's output passes straight in as keyword arguments.
@@ -121,7 +109,6 @@ class VisionLanguageModel(nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
-    @eager_pass()
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
         there are some for further layers of the text part (DeepStack)."""
@@ -141,17 +128,15 @@ class VisionLanguageModel(nn.Module):
         input_ids: Tensor,
         pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
-        encode: Callable[[Pixels], Sequence[Tensor]] | None = None,
     ) -> Tensor:
-        """Token embeddings with image features in their places: (B, T, D). `encode` replaces
-        `encode_images`."""
+        """Token embeddings with image features in their places: (B, T, D)."""
         features = None
         if pixel_values is None or not pixel_values.numel():
             self.check_placeholders(input_ids, [])
         else:
             parts, row_parts = self.parts_of_rows(pixel_values, pixel_attention_mask)
             self.check_placeholders(input_ids, self.positions(parts), row_parts)
-            features = torch.cat(tuple((encode or self.encode_images)(parts)))
+            features = torch.cat(tuple(self.encode_images(parts)))
         if input_ids.device != self.device:  # not earlier: the checks above would wait for the device
             input_ids = to_device(input_ids, self.device)
         return self.place_features(input_ids, features)
@@ -237,84 +222,21 @@ class VisionLanguageModel(nn.Module):
         `positions` are those that each part takes, of all rows together; `row_parts` how many parts each row
         has, where that is known: then every row must have its own.
         """
-        if row_parts is not None and len(row_parts) != len(input_ids):
-            raise ValueError(
-                f"pixel_values: expected {len(input_ids)} rows as in input_ids, got {len(row_parts)}"
-            )
         # Waits for the device, if ids are there.
         places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
-        rest = iter(positions)
-        features = [sum(islice(rest, count)) for count in row_parts or [len(positions)]]
         if row_parts is None:
-            places = [sum(places)]
-        for row, (expected, got) in enumerate(zip(places, features, strict=True)):
-            if expected != got:
+            places, row_parts = [sum(places)], [len(positions)]
+        if len(row_parts) != len(places):
+            raise ValueError(
+                f"pixel_values: expected {len(places)} rows as in input_ids, got {len(row_parts)}"
+            )
+        rest = iter(positions)
+        for row, (expected, count) in enumerate(zip(places, row_parts)):
+            if expected != (got := sum(islice(rest, count))):
                 raise ValueError(
                     f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image "
                     f"placeholders but the images give {got} features: build both with the same processor"
                 )
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        pixel_values: Tensor | None = None,
-        pixel_attention_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        logits_to_keep: int = 0,
-    ) -> VLMOutput:
-        """Logits of every position, and the mean next-token loss.
-
-        Args:
-            input_ids: (B, T) int64.
-            pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
-            pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
-            attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed segments.
-            labels: (B, T), the ids themselves, -100 where there is no loss; shifted here.
-            position_ids: (B, T), or (3, B, T) of a family with rotary places of its own, for packed segments.
-            logits_to_keep: compute logits of only the last so many positions; 0 means all.
-        """
-        hidden, _ = self.hidden_states(
-            input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
-        )
-        loss = None
-        if labels is not None:
-            total, count = self.summed_loss(hidden, labels)
-            loss = total / count.clamp(min=1)
-        return VLMOutput(logits=self.language_model.logits(hidden[:, -logits_to_keep:]), loss=loss)
-
-    def hidden_states(
-        self,
-        input_ids: Tensor,
-        pixel_values: Tensor | None = None,
-        pixel_attention_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        kv_cache: KVCache | None = None,
-        start_pos: int | Tensor = 0,
-        position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, KVCache | None]:
-        """Everything up to the head: (hidden (B, T, D), kv_cache). See `LanguageModel.forward`."""
-        x = self.embed(input_ids, pixel_values, pixel_attention_mask)
-        if position_ids is None and self.config.text.rope_sections:
-            if kv_cache is not None and not (isinstance(start_pos, int) and start_pos == 0):
-                raise ValueError("position_ids: expected those of a prompt that goes on, got None")
-            position_ids = self.position_ids(input_ids, pixel_values, attention_mask)
-        return self.language_model(x, attention_mask, kv_cache, start_pos, position_ids)
-
-    def position_ids(
-        self, input_ids: Tensor, pixel_values: Pixels | None, attention_mask: Tensor | None
-    ) -> Tensor:
-        """Rotary places (3, B, T) of whole prompts (B, T), 0 on padding."""
-        real = torch.ones_like(input_ids, dtype=torch.bool)
-        if attention_mask is not None:
-            if attention_mask.dim() != 2:
-                raise ValueError("packed segments need the position_ids (3, B, T) of each")
-            real = attention_mask.bool()
-        places = self.places([ids[own] for ids, own in zip(input_ids, real)], pixel_values)
-        out = torch.zeros(3, *input_ids.shape, dtype=torch.int64)
-        out[:, real.cpu()] = torch.cat([own for own, _ in places or ()], 1)
-        return to_device(out, self.device)
 
     def generate_stream(
         self,
@@ -346,12 +268,3 @@ class VisionLanguageModel(nn.Module):
     def generation_options(self, options: GenerationOptions | None = None, **overrides) -> GenerationOptions:
         """Checked options, with this checkpoint's stop ids unless others are given."""
         return with_overrides(options, overrides, self.config.eos_token_ids)
-
-    def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(summed cross-entropy, number of labelled tokens) from hidden states (B, T, D) on; the head runs on
-        those that predict a labelled token. A training step divides by the number of labelled tokens of the
-        whole global batch, which no single call knows: hence the sum."""
-        hidden, targets = hidden[:, :-1], labels[:, 1:]
-        chosen = targets != IGNORE_INDEX
-        head = self.language_model.loss_head
-        return summed_cross_entropy(hidden[chosen], targets[chosen], head), chosen.sum()

@@ -13,24 +13,21 @@ import torch
 from generation.steps import Step
 from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.command import DEFAULT_MODEL
-from web.models import Models
 
 EMBEDDED = str(DEFAULT_MODEL)
 STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
 
 
-class SlowModels(Models):
-    """Models whose decode steps take their time, so that there is some to press a button in."""
+def slow(folder: Path) -> Checkpoint:
+    """A checkpoint whose decode steps take their time, so that there is some to press a button in."""
+    checkpoint = open_checkpoint(str(folder), device="cpu")
+    step = Step(checkpoint.model.language_model)
 
-    def _load(self, name: str) -> Checkpoint:
-        checkpoint = super()._load(name)
-        step = Step(checkpoint.model.language_model)
+    def slowly(token_ids, kv_cache, start_pos):
+        time.sleep(STEP)
+        return step(token_ids, kv_cache, start_pos)
 
-        def slowly(token_ids, kv_cache, start_pos):
-            time.sleep(STEP)
-            return step(token_ids, kv_cache, start_pos)
-
-        return replace(checkpoint, fast=Fast(slowly, "slow"))
+    return replace(checkpoint, fast=Fast(slowly, "slow"))
 
 
 def never_stopping(folder: Path) -> Path:

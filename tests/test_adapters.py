@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -131,7 +128,10 @@ def test_merged_as_peft_merges(bases, tmp_path, kind, what):
     if not targets:
         pytest.skip("no layer has a bias")
     if what == "patterns":
-        options |= {"rank_pattern": {targets[0]: 5}, "alpha_pattern": {targets[-1].split(".", 1)[1]: 11}}
+        options |= {
+            "rank_pattern": {targets[0]: 5},
+            "alpha_pattern": {targets[-1].split(".", 1)[1]: 11, r".*\.o_proj": 3},
+        }
     if what == "modules_to_save":
         norm = next(n for n, _ in model.named_modules() if n.endswith((".norm", "embedding_norm")))
         projector = [n for n in layers(model, "vision") if "layers." not in n and "blocks." not in n]
@@ -309,52 +309,22 @@ def test_whose_names_and_shapes_are_which_is_said(bases, tmp_path):
     assert str(half) in complaint(base, half, tmp_path / "to")
 
 
-@contextmanager
-def within(seconds: int) -> Iterator[None]:
-    def late(number, frame):
-        raise TimeoutError(f"took more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-FOR_EVER = "(([a-z_.0-9])+)+$!"
-
-
-@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"target_modules": FOR_EVER},
-        {"exclude_modules": FOR_EVER},
-        {"rank_pattern": {FOR_EVER: 3}},
-        {"layers_pattern": FOR_EVER, "layers_to_transform": [0]},
-        {"modules_to_save": [FOR_EVER]},
-        {"target_modules": ["nowhere"], "r": 77},
-    ],
-    ids=str,
+    "changed", [{"target_modules": ["nowhere"], "r": 77}, {"exclude_modules": ".*"}], ids=str
 )
-def test_no_pattern_is_run_and_the_file_says_what_there_is(bases, tmp_path, changed):
+def test_the_file_of_weights_says_which_layers_there_are(bases, tmp_path, changed):
     base = bases["idefics3"]
     adapter = make(base, tmp_path / "adapter", r=4, target_modules=layers(opened(base), "text")[::5])
     wanted = expected(base, adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
-    with within(60):
-        assert same(merged(base, adapter, tmp_path / "to"), wanted)
+    assert same(merged(base, adapter, tmp_path / "to"), wanted)
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     "changed",
     [
-        {"alpha_pattern": {FOR_EVER: 3}},
-        {"alpha_pattern": {r".*\.q_proj": 3}},
         {"trainable_token_indices": [1, 2]},
         {"layer_replication": [[0, 1], [0, 1]]},
         {"peft_type": "IA3"},
@@ -372,8 +342,7 @@ def test_what_is_not_merged_is_refused(bases, tmp_path, changed):
     adapter = make(base, tmp_path / "adapter", target_modules=layers(opened(base), "text")[::5])
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
-    with within(60):
-        assert str(adapter) in complaint(base, adapter, tmp_path / "to")
+    assert str(adapter) in complaint(base, adapter, tmp_path / "to")
 
 
 def test_the_check_is_measured_against_the_spread_of_the_logits():

@@ -21,7 +21,7 @@ from benchmarks.peers import build_transformers
 from inference import draft
 from models.checkpoints.save import written
 from tests.house import json_lines
-from tests.test_serve import running
+from tests.servers import running
 
 TESTS = "tests/test_cuda.py"
 

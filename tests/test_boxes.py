@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
@@ -15,7 +16,6 @@ from PIL import Image
 
 import generate
 from data.boxes import COORDINATES, Box, Point, form_of
-from data.conversation import Message
 from data.processor import Processor
 from generation.options import GenerationOptions
 from inference import answer
@@ -25,8 +25,11 @@ from inference.checkpoint import open_checkpoint
 from inference.command import BOX_FORMATS
 from inference.coordinates import OPEN_NOTE
 from tests import lfm2_checkpoints, qwen_checkpoints
-from tests.house import data_url
-from web.engine import prepare_messages
+from tests.servers import message
+from web.guard import ApiLimits
+from web.media import Media
+from web.prompt import prompt_of
+from web.protocol import check_request
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -288,12 +291,10 @@ def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
     assert near(line["boxes"][0]["box"], CAR)
     assert near(json.loads(line["answers"][0])[0][key], CAR)
 
-    url = data_url(image)
     checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{key: CAR}])
-    sent = [
-        Message("user", (("image", url), ("text", "Where?"))),
-        Message("assistant", (("text", shown),)),
-        Message("user", (("text", "And?"),)),
-    ]
-    row = prepare_messages(sent, GenerationOptions(), checkpoint).row
+    sent = [message("Where?", image), {"role": "assistant", "content": shown}]
+    asked, _ = check_request({"model": "x", "messages": [*sent, {"role": "user", "content": "And?"}]}, 9)
+    media = Media(ApiLimits())
+    pictures = asyncio.run(media.read(asked, "", id))
+    row, _ = prompt_of(asked, media, pictures, GenerationOptions(), checkpoint)
     assert str(thing[0][key]) in checkpoint.processor.decode(row.input_ids)  # its own numbers again

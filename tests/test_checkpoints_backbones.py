@@ -185,7 +185,6 @@ def test_keys_that_are_absent_or_null(kind, stored):
     [
         {"use_sliding_window": True, "layer_types": None},
         {"layer_types": ["full_attention", "sliding_attention"]},
-        {"layer_types": [5, {}]},
     ],
 )
 def test_sliding_windows_are_refused(tmp_path, windows):

@@ -156,7 +156,7 @@ def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, 
     with HubServer({"someone/model": folder}) as server:
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
         said = complaint(VisionLanguageModel.from_pretrained, "someone/model")
-    known = f"weights ({name})" if "_" in name else "weights in another format"
+    known = f"weights ({name})" if "_" in name else "must be converted"
     assert known in said
 
 

@@ -22,7 +22,7 @@ from generation.fast.native.step import NativeStep
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
-from generation.steps import DecodeStep, Step
+from generation.steps import Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.draft import Draft, DraftLimits
@@ -103,7 +103,7 @@ def drafted(
         return draft, [int(ids) for ids in session.generate_stream(**full, **options)]
 
 
-def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) -> Counter[str]:
+def check(vlm, seeds: Iterable[int], step: Step | None, sampling: dict) -> Counter[str]:
     """Ask the questions with these numbers: what their drafts were like. An AssertionError says where a draft
     shows in an answer."""
     session, kinds = new_session(vlm), Counter[str]()

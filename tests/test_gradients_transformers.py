@@ -7,7 +7,7 @@ import torch
 
 from models import VisionLanguageModel
 from models.checkpoints.save import written
-from models.vision_language_model import IGNORE_INDEX
+from models.whole_rows import IGNORE_INDEX
 from tests import tiny
 from tests.prompts import loss_of
 

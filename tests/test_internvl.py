@@ -26,7 +26,7 @@ from generation.fast.tower import FastTower
 from inference.fast import speed_up
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
-from models.checkpoints.load import empty_model, parameter_shapes
+from models.checkpoints.load import empty_model, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
 from recipes.shapes.tokenizer import build_tokenizer
 from tests.processors import draw_image, seen, user
@@ -247,14 +247,7 @@ def test_published_shapes(size):
 )
 def test_what_it_has_no_code_for_is_refused(change):
     with pytest.raises(CheckpointError):
-        internvl.read_config({"model_type": "internvl"} | change, {}, {})
-
-
-@pytest.mark.parametrize("most", [0, -5, 100_000, 12.0, "12"])
-def test_a_number_of_tiles_that_no_model_has_is_refused(most):
-    """A stranger's file says it, and all grids of so many tiles are looked at."""
-    with pytest.raises(ProcessorError):
-        internvl.InternVLImages({"size": {"height": 28, "width": 28}, "max_patches": most}, 4)
+        read_config({"model_type": "internvl"} | change, "here")
 
 
 def test_dynamic_scaling_is_none_within_the_context():
@@ -268,7 +261,7 @@ def test_dynamic_scaling_is_none_within_the_context():
     assert first == second and first.text.rope_theta == 1e6
 
 
-@pytest.mark.parametrize("settings", [{"size": {"height": 28, "width": 56}}, {"do_resize": False}])
+@pytest.mark.parametrize("settings", [{"do_resize": False}])
 def test_images_that_are_not_cut_so_are_refused(settings):
     with pytest.raises(ProcessorError):
         internvl.InternVLImages({"size": {"height": SIDE, "width": SIDE}} | settings, 4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from generation.fast.quantized import ARITHMETIC
-from generation.memory import promised_bytes
+from generation.memory import mapped_bytes
 from inference import checkpoint as checkpoint_module
 from inference import kept as kept_files
 from inference.checkpoint import open_checkpoint
@@ -76,12 +76,12 @@ def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
 def test_what_is_mapped_counts_as_taken(opened):
     """The system says that its pages are free, and a cache would be given them."""
     open_again, _, kept, _ = opened
-    before = promised_bytes()
+    before = mapped_bytes()
     model, _ = open_again()
-    assert promised_bytes() == before + kept.stat().st_size
+    assert mapped_bytes() == before + kept.stat().st_size
     del model
     gc.collect()
-    assert promised_bytes() == before
+    assert mapped_bytes() == before
 
 
 MEASURED = """

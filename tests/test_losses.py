@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from models import losses
 from models.losses import summed_cross_entropy
-from models.vision_language_model import IGNORE_INDEX
+from models.whole_rows import IGNORE_INDEX
 from tests.prompts import ImageBlock, inputs_of, loss_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
 from training.rows import RowsLoss

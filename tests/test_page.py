@@ -8,9 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-import socket
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,37 +16,19 @@ from PIL import Image
 
 from inference.command import DEFAULT_MODEL, ROOT
 from tests.house import data_url
-from tests.pages import SlowModels, never_stopping
-from tests.waiting import PATIENCE, wait_for
-from web.api import ApiLimits, Server
-from web.engine import Engine
-from web.guard import Hosts
-from web.models import Models
+from tests.pages import never_stopping, slow
+from tests.servers import running
+from tests.waiting import PATIENCE
 
 EXAMPLE, CUP = ROOT / "assets" / "example.png", ROOT / "assets" / "cup.png"
 ACCESSIBILITY = Path(__file__).with_name("accessibility.js")
 SIZES = {"desk": (1280, 800), "phone": (390, 844), "tablet": (768, 1024)}
 
 
-@contextmanager
-def served(models: Models, **more):
-    models.open(models.default)
-    server = Server(Engine(models), Hosts("127.0.0.1"), ApiLimits(), **more)
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    assert wait_for(lambda: server.started or not thread.is_alive()) and server.started
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-
-
 @pytest.fixture(scope="module")
 def url():
-    with served(Models([str(DEFAULT_MODEL)], device="cpu")) as url:
-        yield url
+    with running() as served:
+        yield served.url.rstrip("/")
 
 
 @pytest.fixture
@@ -93,14 +72,15 @@ def answers(page) -> list[str]:
 
 # ------------------------------------------------------------------------------------------ without a browser
 def test_the_page_needs_no_key_and_names_nothing_outside():
-    with served(Models([str(DEFAULT_MODEL)], device="cpu"), api_key="secret") as url:
-        for path in ("/", "/page/page.js", "/page/page.css", "/page/example.png"):
+    with running(api_key="secret") as served:
+        url = served.url.rstrip("/")
+        for path in ("/", "/page/page.js", "/page/page.css", "/page/example.png", "/page/ask.md"):
             answer = httpx.get(url + path, trust_env=False)
             assert (
                 answer.status_code == 200
                 and "default-src 'none'" in answer.headers["content-security-policy"]
             )
-            if path != "/page/example.png":
+            if path not in ("/page/example.png", "/page/ask.md"):
                 assert not re.search(r"(src|href)=\"(?!/page/|data:,)|@import|url\(", answer.text)
         for path in ("/page/%2e%2e/serve.py", "/page/serve.py", "/page/"):
             assert httpx.get(url + path, trust_env=False).status_code in (401, 404)
@@ -138,6 +118,8 @@ def test_the_first_screen_has_all_that_a_question_needs(open_page, size, scheme)
         assert box and box["y"] >= 0 and box["y"] + box["height"] <= height, part
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.is_disabled("#undo") and page.is_disabled("#clear")
+    if size != "phone":
+        assert page.get_attribute("#card", "href") == "/page/embedded-model.md" and page.is_visible("#card")
     page.click("#chips button >> nth=0")
     page.wait_for_selector(".under")
     assert answers(page) == ["blue"] and re.match(
@@ -214,7 +196,8 @@ def test_pictures_are_made_smaller_and_what_cannot_be_shown_is_named(open_page, 
 
 def test_an_answer_is_stopped_and_a_failure_gives_the_question_back(open_page, tmp_path):
     folder = never_stopping(tmp_path / "model")
-    with served(SlowModels([str(folder)], device="cpu")) as url:
+    with running(slow(folder)) as served:
+        url = served.url.rstrip("/")
         page = open_page(url)
         page.fill("#question", "What is there?")
         page.click("#send")

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from data.errors import ProcessorError
 from data.processor import Processor, PromptError
-from families import nanovlm
 from families.nanovlm import NanoVLMImages
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN, assert_same, draw_image, nano_config, processor
@@ -138,14 +137,6 @@ def test_nanovlm_v01_training_text_is_golden():
         labels = golden["train.labels"][i]
         assert torch.equal(ids, golden["train.input_ids"][i][golden["train.attention_mask"][i] == 1])
         assert torch.equal(inputs["input_ids"][i][inputs["assistant_mask"][i]], labels[labels != -100])
-
-
-@pytest.mark.parametrize("absent", ["", "vit_img_size", "vit_hidden_dim", "lm_hidden_dim"])
-def test_model_and_processor_recognise_the_same_configs(absent):
-    config = {name: value for name, value in nano_config().items() if name != absent}
-    assert nanovlm.recognises(config) == (not absent.endswith("hidden_dim"))
-    theirs = config | {"model_type": "idefics3"}
-    assert not nanovlm.recognises(theirs)
 
 
 def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):

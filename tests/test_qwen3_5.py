@@ -17,7 +17,7 @@ from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
-from models.checkpoints.load import choose_family, empty_model, meta_init, parameter_shapes
+from models.checkpoints.load import empty_model, meta_init, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
 from models.packed_rows import segment_places
 from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
@@ -77,7 +77,7 @@ def test_published_shapes(name, tmp_path):
     with torch.device("meta"):
         theirs = CLASSES["qwen3_5"](whole)
     stored = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
-    ours = choose_family(config, name).read_config(config, {"eos_token_id": [248_046, 248_044]}, {})
+    ours = read_config(config, name, {"eos_token_id": [248_046, 248_044]})
     expected = parameter_shapes(empty_model(VisionLanguageModel, ours))
     assert sum(map(math.prod, expected.values())) == parameters
     assert ours.eos_token_ids == (248_044, 248_046)
@@ -120,7 +120,7 @@ def test_what_is_another_model_is_refused(top, text):
     config = PUBLISHED["0.8B"][1] | top
     config["text_config"] = config["text_config"] | text
     with pytest.raises(CheckpointError):
-        choose_family(config, "here").read_config(config, {}, {})
+        read_config(config, "here")
 
 
 def test_tensors_that_are_left_out_and_what_a_conversation_takes(tmp_path):

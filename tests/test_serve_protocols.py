@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,30 +16,32 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel, TypeAdapter
 
-from tests.pages import SlowModels, never_stopping
-from tests.test_serve import (
+from tests.house import data_url
+from tests.pages import never_stopping, slow
+from tests.servers import (
     CHAT,
     CUP,
     EXAMPLE,
     FOLDER,
+    MESSAGES,
     NAME,
+    RESPONSES,
     SHAPES,
     STAR,
-    Running,
-    data_url,
+    Several,
     message,
     refused,
     running,
-)
+    several,
+)  # fmt: skip
 from tests.test_thinking import QUESTION, save
 from tests.tool_checkpoints import save as save_caller
 from web import anthropic, responses
+from web.blocks import Delta
 from web.engine import QueueFull
 from web.errors import Refused
-from web.models import Models
 from web.protocol import check_request
 
-RESPONSES, MESSAGES = "v1/responses", "v1/messages"
 EVENTS = TypeAdapter(ResponseStreamEvent)
 
 
@@ -48,10 +51,9 @@ def thinking(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(thinking, tmp_path_factory) -> Iterator[Running]:
+def here(thinking, tmp_path_factory) -> Iterator[Several]:
     caller = save_caller(tmp_path_factory.mktemp("protocols") / "hermes", "hermes")
-    models = Models([str(FOLDER), str(thinking), str(caller)], device="cpu")
-    with running(models, max_new_tokens=300) as served:
+    with several(FOLDER, thinking, caller, max_new_tokens=300) as served:
         yield served
 
 
@@ -184,7 +186,7 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     store = responses.Store(100)
 
     def put(name: str, size: int, client: str = "") -> None:
-        store.put(name, responses.Stored(bytes(size - 10), (), 10), client)
+        store.put(client, name, [], "x" * (size - 4))  # with quotes, and no messages
 
     for name in "abc":
         put(name, 40)
@@ -195,9 +197,9 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     put("far too much", 101)
     assert store.get("a")
     put("d", 100)
-    assert store.get("d") and store.before("d", b"", 10).size == 10
+    assert store.get("d") and store.before("d", b"", 2) == []
     with pytest.raises(Refused):
-        store.before("d", b"{", 10)  # a request that goes on is charged with it
+        store.before("d", b"{", 2)  # a request that goes on is charged with it
     with pytest.raises(Refused):
         store.get("a")
     put("of another", 30, "other")
@@ -246,7 +248,6 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"},
         (user(type="input_image", image_url=3), "input"),
         (user(type="input_image", image_url="http://a/b"), "input"),
         ({"input": "x" * 1_000_001}, "input"),
-        ({"messages": [{}]}, "input"),
         ({"n": 2}, "n"),
         ({"stream": "false"}, "stream"),
         ({"previous_response_id": 5}, "previous_response_id"),
@@ -289,7 +290,7 @@ def test_what_changes_no_response_is_ignored(here):
 @pytest.mark.slow
 def test_a_stream_whose_time_is_over_ends_with_a_response_that_failed(tmp_path):
     folder = never_stopping(tmp_path / "model")
-    with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
+    with running(slow(folder), seconds=1) as served:
         fields = {"model": "model", "input": "Hm?", "max_output_tokens": 1000, "stream": True}
         events = read_events(served.send("POST", RESPONSES, json=fields))
         failed = Response.model_validate(events[-1]["response"], strict=True)
@@ -302,42 +303,29 @@ def test_a_stream_whose_time_is_over_ends_with_a_response_that_failed(tmp_path):
         assert last["type"] == "error" and last["error"]["message"]
 
 
-def chunks_with_calls():
-    """Of an answer that says something and calls two functions, as chat completions stream it."""
-
-    def call(index: int, **fields) -> dict:
-        return {"tool_calls": [{"index": index, **fields}]}
-
-    deltas = [
-        {"role": "assistant", "content": ""},
-        {"content": "Let me "},
-        {"content": "look."},
-        call(0, id="call_a", type="function", function={"name": "look", "arguments": ""}),
-        call(0, function={"arguments": '{"at": '}),
-        call(0, function={"arguments": "7}"}),
-        call(1, id="call_b", type="function", function={"name": "wait", "arguments": "{}"}),
-    ]
-    for delta in deltas:
-        yield {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
-    yield {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}]}
-    counts = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-    details = {"prompt_tokens_details": {"cached_tokens": 3}}
-    yield {"choices": [], "usage": counts | details | {"completion_tokens_details": {"reasoning_tokens": 0}}}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+USAGE |= {
+    "prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 0},
+}  # fmt: skip
 
 
 def converted(made, cut: bool = False) -> list[dict]:
-    """The events of that answer, or of one that was cut in its second call."""
+    """The events of an answer that says something and calls two functions, or is cut in the second call."""
+    first, second = (
+        partial(Delta, 0, "call", call="call_a"),
+        partial(Delta, 0, "call", call="call_b", call_number=1),
+    )
+    deltas = [Delta(0, "text", "Let me "), Delta(0, "text", "look."), first(name="look")]
+    deltas += [first(text='{"at": '), first(text="7}"), first(ended=True), second(name="wait")]
+    deltas += [second(text='{"a')] if cut else [second(text="{}"), second(ended=True)]
+    deltas.append(Delta(0, "text", finish="length" if cut else "tool_calls"))
 
-    async def chunks():
-        for chunk in chunks_with_calls():
-            for choice in chunk["choices"] if cut else ():
-                for call in choice["delta"].get("tool_calls", ()):
-                    call["function"]["arguments"] = call["function"]["arguments"].replace("{}", '{"a')
-                choice["finish_reason"] = choice["finish_reason"] and "length"
-            yield chunk
+    async def come():
+        for delta in deltas:
+            yield delta._replace(usage=USAGE)
 
     async def events() -> list[dict]:
-        return [event async for event in made.events(chunks())]
+        return [event async for event in made.events(come())]
 
     return asyncio.run(events())
 
@@ -346,7 +334,7 @@ def test_calls_are_items_and_come_back_as_one_message():
     fields = {"model": NAME, "input": "Hm?", "tools": [TOOL]}
     request, _ = check_request({"model": NAME, "messages": [{"role": "user", "content": "Hm?"}]}, 100)
     store = responses.Store()
-    made = responses.Made(fields, request, responses.Stored(b""), store.put)
+    made = responses.Made(fields, request, [], partial(store.put, ""))
     for event in converted(made):
         EVENTS.validate_python(event, strict=True)
     whole = Response.model_validate(made.whole, strict=True)
@@ -364,12 +352,11 @@ def test_calls_are_items_and_come_back_as_one_message():
     assert [call["function"]["name"] for call in answer["tool_calls"]] == ["look", "wait"]
     assert answer["content"] == [{"type": "text", "text": "Let me look."}]
     assert one["content"][0]["type"] == "image_url" and other["tool_call_id"] == "call_b"
-    kept = [call.model_dump() for call in store.get(whole.id).messages[-1].tool_calls]
-    assert kept == answer["tool_calls"]
-    cut = responses.Made(fields, request, responses.Stored(b""), store.put)
+    assert store.before(whole.id, b"", 2**20)[-1]["tool_calls"] == answer["tool_calls"]
+    cut = responses.Made(fields, request, [], partial(store.put, ""))
     converted(cut, cut=True)
     assert cut.whole["status"] == "incomplete" == cut.whole["output"][-1]["status"]
-    assert len(store.get(cut.id).messages[-1].tool_calls) == 1
+    assert len(store.before(cut.id, b"", 2**20)[-1]["tool_calls"]) == 1
     (tool,) = responses.chat_body(fields)["tools"]
     assert tool["function"]["name"] == "weather" and tool["type"] == "function"
 

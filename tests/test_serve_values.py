@@ -10,13 +10,11 @@ import pytest
 from data.tools import Tool
 from inference.calls import CallReader, whole_calls
 from inference.markup import MARKUPS
-from tests.test_serve import NAME, Running, refused, running
-from web import anthropic, responses
-from web.blocks import Block, assistant_message
+from tests.servers import MESSAGES, NAME, RESPONSES, Running, refused, running
+from web import responses
+from web.blocks import Block, Blocks
 from web.errors import Refused
-from web.protocol import MOST_PIECES, MOST_VALUES, ChatMessage, check_request, read_json, read_object
-
-RESPONSES, MESSAGES = "v1/responses", "v1/messages"
+from web.protocol import MOST_VALUES, ChatMessage, read_json, read_object
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +33,14 @@ def called(arguments: str) -> list[dict]:
 @pytest.mark.slow
 def test_a_conversation_has_no_more_values_than_one_body(here):
     """However many responses it is spread over."""
-    parts = [{"type": "input_text", "text": ""}] * (MOST_PIECES // 3)
+    parts = [{"type": "input_text", "text": ""}] * (MOST_VALUES // 8)
     asked, before = {"model": NAME, "max_output_tokens": 1}, None
     for turn in range(3):
         given = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
         body = asked | {"input": given, "previous_response_id": before}
         answer = here.send("POST", RESPONSES, json=body)
         if turn == 2:
-            assert refused(answer, 400)["param"] == "input"
+            assert refused(answer, 400)["param"] == "previous_response_id"
         else:
             before = answer.json()["id"]
     again = asked | {"input": "and?", "previous_response_id": before}
@@ -61,44 +59,21 @@ def test_values_in_texts_that_are_json_count_however_their_marks_are_written(mar
 def test_arguments_that_come_as_an_object_are_kept_as_a_text():
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"é": [1, 2.5]}}}]}
     (one,) = ChatMessage.model_validate(called).tool_calls
-    assert one.function.arguments == one.call.arguments == '{"é": [1, 2.5]}'
+    assert one.arguments == '{"é": [1, 2.5]}'
 
 
-def test_what_is_kept_is_neither_checked_nor_counted_again():
-    """What a request costs does not grow with the conversation before it: the same objects are in both."""
-    store, before = responses.Store(), responses.Stored(b"")
-    for turn in range(5):
-        asked = {"model": NAME, "input": called('{"a": [1, 2]}')}
-        request, _ = check_request(responses.chat_body(asked, before.messages), 10)
-        kept, before = before, before.followed_by(request.messages, b"{}")
-        assert all(one is other for one, other in zip(kept.messages, before.messages))
-        store.put(str(turn), before)
-        assert before.size - kept.size < 400 and len(before.messages) == 2 * (turn + 1)
-    assert before.taken > 10 * responses.PIECE_BYTES
-    with pytest.raises(Refused) as caught:
-        store.before("4", b"," * (MOST_VALUES - before.values + 1), 2**20)
-    assert caught.value.status == 400
-    with pytest.raises(Refused) as caught:
-        store.before("4", b"{}", before.size)
-    assert caught.value.status == 413
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "user", "content": [{"type": "text", "text": ""}] * 100},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "a"}}] * 100},
-    ],
-)
-def test_parts_and_calls_are_counted_before_they_are_looked_at(message):
-    def check(count: int) -> None:
-        check_request(read_object(json.dumps({"model": NAME, "messages": [message] * count}).encode()), 10)
-
-    check(MOST_PIECES // 101)
-    with pytest.raises(Refused) as caught:
-        check(MOST_PIECES // 101 + 1)
-    assert caught.value.param == "messages"
+def test_a_conversation_that_is_kept_counts_with_what_goes_on_from_it():
+    store, asked = responses.Store(), {"model": NAME, "input": called('{"a": [1, 2]}')}
+    messages = responses.chat_body(asked)["messages"]
+    store.put("", "1", messages, {})
+    assert store.before("1", b"{}", 2**20) == messages
+    for body, most, status in (
+        (b"," * MOST_VALUES, 2**20, 400),
+        (b"{}", len(json.dumps(messages)) // 2, 413),
+    ):
+        with pytest.raises(Refused) as caught:
+            store.before("1", body, most)
+        assert caught.value.status == status
 
 
 # --------------------------------------------------------------------------------- numbers that JSON can hold
@@ -161,9 +136,6 @@ def test_numbers_that_json_cannot_hold_are_not_said_in_calls(markup, number):
     _, pieces = reader.put(text + layout.tail + own.after + own.marks.closes, last=True)
     (call,) = whole_calls(pieces)
     assert read_json(call.arguments).keys() == {"x"} and "3.0" not in call.arguments
-    block = Block("call", "1", "f", "".join(piece.arguments for piece in pieces))
-    made = anthropic.Made(NAME)
-    made.blocks.append(block)
-    assert read_json(json.dumps(made.whole))["content"][0]["input"].keys() == {"x"}
-    (kept,) = ChatMessage.model_validate(assistant_message([block])).calls
+    blocks = Blocks([Block("call", "1", "f", "".join(piece.arguments for piece in pieces), whole=True)])
+    (kept,) = ChatMessage.model_validate(blocks.message).tool_calls
     assert read_json(kept.arguments).keys() == {"x"}

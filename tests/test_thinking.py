@@ -39,10 +39,9 @@ from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from messages import for_terminal
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
-from tests.test_serve import events, refused, running
-from web.api import Answer
-from web.engine import Piece, _Text
-from web.models import Models
+from tests.servers import events, refused, several
+from web.completion import Completion
+from web.stops import Piece, StopText
 
 # As published templates have it: always open, with a switch whose one side is an empty block, a switch that
 # leaves the block to the model, no switch but an empty block, and nothing but the markers of earlier answers.
@@ -347,10 +346,10 @@ def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, a
 def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
     """With its log-probabilities; of a stream it is apart from the answer."""
     checkpoint, at = opened["qwen"], TokenLogprobs(-1.0, ())
-    text, pieces = _Text(checkpoint, GenerationOptions(), ()), list[Piece]()
+    text, pieces = StopText(checkpoint, GenerationOptions(), ()), list[Piece]()
     for token_id in ids_of(checkpoint, "two red</think>\n\ntwo"):
-        pieces.append(text.put(0, [token_id], [at]))
-    pieces.append(text.put(0, [], [], last=True))
+        pieces.append(text.put([token_id], [at]))
+    pieces.append(text.put([], [], last=True))
     assert "".join(piece.text for piece in pieces) == "two red\n\ntwo"
 
     class Told:
@@ -361,7 +360,9 @@ def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
                 yield piece
 
     async def settled() -> list[Piece]:
-        return [piece async for piece in Answer(None, Told(), None)._settled()]
+        made = Completion(None, None, None)
+        made._ticket = Told()
+        return [piece async for piece in made._settled()]
 
     made = asyncio.run(settled())
     assert "".join(piece.text for piece in made) == "two"
@@ -617,7 +618,7 @@ def test_thinking_that_is_ended_by_force_is_counted(opened, name):
 
 @pytest.fixture(scope="module")
 def served(folders):
-    with running(Models([str(folders[name]) for name in ("qwen", "plain")], device="cpu")) as server:
+    with several(folders["qwen"], folders["plain"]) as server:
         yield server
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import math
@@ -25,12 +24,15 @@ from data.sources import DatasetConfig, open_datasets
 from data.tools import ToolCall
 from eval.metrics import find_metric
 from eval.rows import data_task
+from generation.options import GenerationOptions
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
 from training.rows import RowsTask
 from web import anthropic, responses
-from web.api import Record, opened
+from web.guard import ApiLimits
+from web.media import Media
+from web.prompt import prompt_of
 from web.protocol import Refused, check_request
 
 WEATHER = {  # with its keys in an order of its own
@@ -451,7 +453,6 @@ def test_thoughts_of_earlier_messages_reach_the_prompt_through_every_protocol(pr
     assert thought in text
     for body in bodies:
         asked_for, _ = check_request(body, 100)
-        api = SimpleNamespace(engine=SimpleNamespace(limits=SimpleNamespace(max_images=8)))
-        request = SimpleNamespace(scope={"client": ("127.0.0.1", 1)})
-        made = own.chat.encode(asyncio.run(opened(request, api, asked_for, Record())))
+        checkpoint: Any = SimpleNamespace(processor=own, writes_json=True)
+        made, _ = prompt_of(asked_for, Media(ApiLimits()), [], GenerationOptions(), checkpoint)
         assert own.decode(made.input_ids, skip_special_tokens=False).startswith(text)

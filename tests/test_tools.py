@@ -28,10 +28,21 @@ from inference.constraint import Constraints
 from inference.errors import RequestError
 from inference.grammar import ToolUse, json_grammar, tool_grammar
 from inference.markup import MARKUPS, kinds_of
+from tests.house import data_url
 from tests.schemas import GROWING, SCHEMAS, record
-from tests.test_serve import CUP, EXAMPLE, FOLDER, NAME, STAR, data_url, events, message, refused, running
+from tests.servers import (
+    CUP,
+    EXAMPLE,
+    FOLDER,
+    NAME,
+    STAR,
+    events,
+    message,
+    refused,
+    running,
+    several,
+)  # fmt: skip
 from tests.tool_checkpoints import TEMPLATES, save, tokenizer
-from web.models import Models
 
 CALLS = int(os.environ.get("OCELLI_TOOL_CALLS", "40"))  # answers to random tools
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}, "tags": {"type": "array"}}}
@@ -425,8 +436,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     root = tmp_path_factory.mktemp("tools")
-    folders = [str(save(root / markup, markup)) for markup in TEMPLATES]
-    with running(Models([str(FOLDER), *folders], device="cpu"), max_new_tokens=600) as server:
+    with several(FOLDER, *(save(root / one, one) for one in TEMPLATES), max_new_tokens=600) as server:
         yield server
 
 
@@ -603,7 +613,7 @@ def test_thinking_stays_apart_from_calls(tmp_path):
     begins = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{% endif %}\n"
     template = TEMPLATES["xml"].rpartition("{%- if add_generation_prompt %}")[0] + begins
     (folder / "chat_template.jinja").write_text(template)
-    with running(Models([str(folder)], device="cpu"), max_new_tokens=600) as server:
+    with running(folder, max_new_tokens=600) as server:
         for seed in range(4):
             wanted = asked("thinker", tool_choice="required", parallel_tool_calls=False, seed=seed)
             wanted |= {"reasoning_effort": "low", "thinking_token_budget": 9, "temperature": 1}

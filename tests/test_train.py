@@ -44,7 +44,6 @@ from tests.waiting import PATIENCE
 from training import rows as rows_module
 from training.config import TrainConfig, parse_arguments
 from training.distributed import is_out_of_memory
-from training.evaluation import Evaluation
 from training.metrics import Metrics, open_tracker, read_metrics
 from training.state import FOLDER, states
 from training.task import Answered, Question
@@ -275,26 +274,6 @@ def test_a_worse_model_is_not_the_best(base, capsys):
     assert json.loads((base / "ruined" / "best" / "best.json").read_text())["step"] == 2
     train.main([*arguments, "--no-resume", "--no-keep-best"])
     assert not (base / "ruined" / "best").exists()
-
-
-def test_scores_that_differ_are_not_said_to_be_equal(tmp_path):
-    (tmp_path / "best").mkdir()
-    best = {"step": 1, "name": "eval_loss", "value": 0.5}
-    (tmp_path / "best" / "best.json").write_text(json.dumps(best))
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2, "eval_loss": 0.5004}) + "\n")
-    evaluation = types.SimpleNamespace(
-        task=types.SimpleNamespace(best_by=("eval_loss", False)),
-        metrics=types.SimpleNamespace(path=tmp_path / "metrics.jsonl"),
-        output=tmp_path,
-        config=types.SimpleNamespace(keep_best=True),
-    )
-    said = Evaluation.better_before(evaluation, 2)
-    assert "loss 0.5)" in said and "loss 0.5004)" in said
-
-
-def test_a_share_of_all_rows_cannot_be_held_out():
-    with pytest.raises(ValueError, match="--holdout: expected from 0 to below 1, got 1"):
-        TrainConfig(**ROWS, holdout=1.0)
 
 
 @pytest.mark.slow

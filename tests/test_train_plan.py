@@ -19,22 +19,15 @@ from families import FAMILIES, lfm2_vl
 from models.checkpoints.load import choose_family
 from models.checkpoints.weights import StoredTensor
 from models.config import VLMConfig
-from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel
+from models.whole_rows import IGNORE_INDEX
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments
-from training.flops import (
-    PARTS,
-    Amounts,
-    amounts_of,
-    known_peak,
-    measured_peak,
-    training_flops,
-    what_learns,
-)
+from training.flops import PARTS, amounts_of, known_peak, measured_peak
 from training.lora import add_adapters
 from training.optim import build_optimizers, part_of
-from training.plan import AverageRow, Device, adapter_weights, make_plan, network, plan_of
+from training.plan import AverageRow, Device, make_plan, network, plan_of
 
 OF_ROWS = {"init_from": "x", "data": "rows.jsonl"}
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -115,7 +108,7 @@ def tiny_plan(frozen=(), samples=1, precision="float32", shape=TINY, **more):
 def test_parameters_are_the_published_ones():
     plan, tied = plan_with(SMOLVLM), plan_with(replace(SMOLVLM, tie_word_embeddings=True))
     assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == 256_484_928
-    assert tied.parameters["head"] == 0 and tied.memory["weights"] == plan.memory["weights"]
+    assert tied.parameters["head"] == 0 and tied.memory["weights"] == 4 * (256_484_928 - 49_280 * 576)
 
 
 @pytest.mark.parametrize(
@@ -165,31 +158,26 @@ def loss_of(model, batch):
 
 @pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
-    "precision, frozen, segments, shape",
+    "precision, frozen, shape",
     [
-        ("float32", (), 4, TINY),
-        ("bfloat16", ("vision_model",), 4, TINY),
-        *(("float32", frozen, 4, shape) for shape in PACKED for frozen in ((), ("vision_model",), PARTS[:2])),
-        *(("bfloat16", (), 4, shape) for shape in PACKED),
+        ("float32", (), TINY),
+        ("bfloat16", ("vision_model",), TINY),
+        *((precision, (), shape) for shape in PACKED for precision in ("float32", "bfloat16")),
     ],
 )
-def test_activations_are_what_autograd_keeps(precision, frozen, segments, shape):
-    model, autocast = model_of(shape, frozen), precision == "bfloat16"
-    plan = tiny_plan(frozen, segments, precision, shape)
-    measured = kept_by(model, autocast, **batch_of(shape, segments))
-    expected = plan.memory["activations"]
-    if autocast:  # copies of weights are saved with them
-        expected += plan.memory["weights"]
-    if "language_model" not in frozen:  # the loss has the head's gradient ready
-        measured -= model.language_model.lm_head.weight.nbytes
+def test_activations_are_what_autograd_keeps(precision, frozen, shape):
+    """Of a real model, which runs every block."""
+    model, segments = model_of(shape, frozen), 4
+    measured = kept_by(model, precision == "bfloat16", **batch_of(shape, segments))
+    measured -= model.language_model.lm_head.weight.nbytes  # the loss has the head's gradient ready
+    expected = tiny_plan(frozen, segments, precision, shape).memory["activations"]
     assert expected == pytest.approx(measured, rel=0.03)
 
 
 def test_checkpointing_keeps_little():
     whole, little = (plan_with(SMOLVLM, activation_checkpointing=on) for on in (False, True))
     assert little.memory["activations"] < 0.15 * whole.memory["activations"]
-    assert little.flops == whole.flops == whole.run_flops
-    assert 1.2 < little.run_flops / little.flops < 4 / 3
+    assert little.flops == whole.flops
 
 
 @pytest.mark.slow
@@ -197,7 +185,6 @@ def test_fsdp_cuts_what_it_shards():
     config = SHAPES["SmolVLM-2.2B"]
     ddp, fsdp = (plan_with(config, ranks=8, batch_size=8, parallel=kind).memory for kind in ("ddp", "fsdp"))
     assert ddp["optimizer state"] == 8 * 2_246_272_880 == 8 * fsdp["optimizer state"]
-    assert ddp["master weights"] == 8 * fsdp["master weights"]
     assert fsdp["weights"] < 0.3 * ddp["weights"] and fsdp["gradients"] < 0.3 * ddp["gradients"]
     assert ddp == plan_with(config).memory
 
@@ -229,17 +216,7 @@ def test_adapters_in_the_tower_are_counted_where_they_are():
     assert plan.flops == pytest.approx(counter.get_total_flops(), rel=0.03)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sum(plan.trainable.values()) == trained
-    assert what_learns(model) == (config.learns, adapter_weights(config, TINY))
     assert plan.memory["activations"] == pytest.approx(kept_by(model, **batch), rel=0.1)
-
-
-def test_what_learns_is_named_as_the_model_names_it():
-    """A name that no part has would count as nothing."""
-    amounts = Amounts(tiles=1, patches=64, patch_pairs=4096, positions=10, pairs=100, labelled=5)
-    with pytest.raises(AssertionError, match="vision_model"):
-        training_flops(TINY, amounts, frozenset({"vision"}))
-    learns, _ = what_learns(model_of(TINY, ()))
-    assert training_flops(TINY, amounts, learns) == training_flops(TINY, amounts)
 
 
 def test_amounts_of_a_batch():
@@ -367,6 +344,7 @@ def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path, capsys):
         ("nanovlm-460m", "--plan-ranks 3", "--batch-size"),
         ("nanovlm-222m", "--plan-text 5000", "5000"),
         ("smolvlm-256m-lora", "--lora-targets qkv", "--lora-targets"),
+        ("smolvlm-256m-lora", "--plan-device abacus", "--plan-device"),
     ],
 )
 def test_what_cannot_be_planned(recipe, arguments, named, capsys):

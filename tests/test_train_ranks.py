@@ -72,23 +72,6 @@ def test_ranks_drop_out_other_inputs(base):
     assert not torch.equal(one, other)
 
 
-def test_the_first_rank_opens_the_data_before_the_others(tmp_path, monkeypatch):
-    """What it downloads lies in the cache for them."""
-    order, waited = [], []
-
-    class Pretended(Ranks):
-        def __init__(self, rank: int):
-            self.rank = rank
-
-        def wait(self) -> None:
-            order.append(f"{self.rank} waits")
-
-    for rank in (0, 1):
-        result = Pretended(rank).first_then_others(lambda: order.append(f"{rank} opens") or (rank,))  # noqa: B023
-        waited.append(result)
-    assert order == ["0 opens", "0 waits", "1 waits", "1 opens"] and waited == [(0,), (1,)]
-
-
 @pytest.mark.slow
 def test_two_ranks_then_one(base):
     """A sharded state opens on another number of ranks: same samples, none lost or doubled."""

@@ -26,7 +26,6 @@ from transformers.video_utils import VideoMetadata, read_video_pyav
 
 import serve
 from data import video, visuals
-from data.conversation import Message
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits, load_image
 from data.loader import Loader, LoaderConfig
@@ -50,6 +49,7 @@ from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
+from inference.flags import machine
 from inference.trial import start_process
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
@@ -60,11 +60,14 @@ from tests.house import data_url
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
-from tests.test_serve import refused, running
+from tests.servers import embedded, refused, running
 from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
-from web import engine, videos
-from web.models import Models
+from web import engine, media, videos
+from web.guard import ApiLimits
+from web.media import Media
+from web.prompt import prompt_of
+from web.protocol import check_request
 from web.videos import open_apart
 
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
@@ -529,12 +532,15 @@ def test_a_process_of_its_own_has_one_thread_on_every_machine():
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_video_that_nobody_waits_for_is_decoded_no_longer(closed):
-    served = engine.Engine(Models([str(DEFAULT_MODEL)], device="cpu"))
-    message = Message("user", (("video", endless()), ("text", "how many")))
-    prepare = partial(engine.prepare_messages, [message], GenerationOptions())
+    served, own = engine.Engine(embedded()), Media(ApiLimits())
+    url = data_url(endless(), "video/mp4")
+    parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "how many"}]
+    asked, _ = check_request({"model": "x", "messages": [{"role": "user", "content": parts}]}, 9)
 
     async def left() -> int:
-        ticket = served.submit(engine.EngineRequest(str(DEFAULT_MODEL), prepare, video=True))
+        shown = await own.read(asked, "", id)
+        prepare = partial(prompt_of, asked, own, shown, GenerationOptions())
+        ticket = served.submit(engine.Ticket(prepare, video=True))
         assert await asyncio.to_thread(wait_for, lambda: ticket.decoding)
         (process,) = ticket.decoding
         served.close() if closed else ticket.cancel()
@@ -603,12 +609,9 @@ def test_a_model_of_fewer_images_than_a_video_has_frames_takes_none(most, few, t
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"fps": 0}, {"fps": "x"}, {"max_frames": 0}, {"min_frames": -1}, {"temporal_patch_size": 4},
-        {"resample": 5}, {"size": {"longest_edge": 0}}, {"image_mean": [0.1] * 3}, {"max_video_tokens": "x"},
-    ],
+    [{"temporal_patch_size": 4}, {"image_mean": [0.1] * 3}],
     ids=str,
-)  # fmt: skip
+)
 def test_settings_of_videos_that_no_checkpoint_has_are_refused(changed):
     images = QwenImages(image_settings("qwen3_vl"))
     with pytest.raises(ProcessorError):
@@ -696,7 +699,7 @@ def test_a_server_is_asked_about_videos(tmp_path):
     def url(data: bytes) -> str:
         return data_url(data, "video/any")
 
-    with running(Models([str(tmp_path / "model")], device="cpu")) as served:
+    with running(tmp_path / "model") as served:
 
         def ask(kind: str, data: bytes, role: str = "user"):
             parts = [{"type": kind, kind: {"url": url(data)}}, {"type": "text", "text": "how many"}]
@@ -748,9 +751,9 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
         with open_apart(data, limits, name) as clip:
             yield clip
 
-    monkeypatch.setattr(engine, "open_apart", held)
-    models = Models([str(tmp_path / "model")], device="cpu")
-    with running(models, proxies=["127.0.0.1"]) as served, ThreadPoolExecutor(engine.SLOW_EACH) as clients:
+    monkeypatch.setattr(media, "open_apart", held)
+    model = tmp_path / "model"
+    with running(model, proxies=["127.0.0.1"]) as served, ThreadPoolExecutor(engine.SLOW_EACH) as clients:
 
         def ask(client: str, data: bytes = b"", count: int = 1):
             url = {"url": data_url(data, "video/any")}
@@ -774,8 +777,8 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
 def test_servers_show_as_many_frames_as_they_are_told(tmp_path):
     save_hf("qwen3_vl", tmp_path / "model")
     told = serve.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
-    models = Models([str(tmp_path / "model")], device="cpu", fps=told.fps, max_frames=told.max_frames)
-    videos = models.open(models.default).processor.images.videos
+    opened = open_checkpoint(tmp_path / "model", **machine(told))
+    videos = opened.processor.images.videos
     assert (videos.fps, videos.most) == (0.5, 6)
 
 

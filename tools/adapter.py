@@ -3,8 +3,8 @@
     adapted = put_in(transformers_model, read_adapter(Path("runs/mine-lora/adapter")))
     adapted.merge_and_unload()
 
-Layers, ranks and shapes are those of the file of weights. What adapter_config.json says of them are regular
-expressions, which may run for ever: none is run.
+Layers, ranks and shapes are those of the file of weights: what adapter_config.json says of them may be for
+names that an older transformers had.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _FACTOR = re.compile(
     r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.(?!weight|bias)[^.]+)?(\.\w+)?"
 )
-_NAME = re.compile(r"\^?[\w.-]+")
 _OF_LAYER, _OF_TABLE = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 # Settings under which merged weights are not W + s · B A, nor DoRA's.
 _OTHERWISE = (
@@ -55,7 +54,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """What a folder of peft's holds. Raises CheckpointError for one that is no LoRA adapter."""
+    """Read a folder of peft's. Raises CheckpointError for one that is no LoRA adapter."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} has no {name}: expected the folder of a peft adapter")
@@ -171,15 +170,16 @@ def _untie(model: Any, adapter: Adapter, places: Mapping[str, str]) -> None:
 
 def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
     """peft's model, with the factors of the modules that the adapter has names for."""
-    from peft import LoraConfig, PeftModel, set_peft_model_state_dict  # takes seconds
+    import peft  # takes seconds
 
     settings, ranks, alphas = adapter.settings, dict[str, int](), dict[str, float]()
+    patterns, alpha = settings.get("alpha_pattern") or {}, settings.get("lora_alpha", 8)
     for name, parts in adapter.factors.items():
         ranks[modules[name]] = (parts.get(_OF_LAYER[0]) or parts[_OF_TABLE[0]]).shape[0]
-        alphas[modules[name]] = _alpha(adapter, name)
-    rank, alpha = Counter(ranks.values()).most_common(1)[0][0], settings.get("lora_alpha", 8)
+        alphas[modules[name]] = patterns.get(peft.utils.other.get_pattern_key(patterns, name), alpha)
+    rank = Counter(ranks.values()).most_common(1)[0][0]
     start = settings.get("init_lora_weights", True)  # the two below change the base before they begin
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=list(modules.values()),
@@ -196,24 +196,10 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
         for part, entry in factors.items()
     }
     try:
-        adapted: Any = PeftModel(model, config)
-        loaded: Any = set_peft_model_state_dict(adapted, state)
+        adapted: Any = peft.PeftModel(model, config)
+        loaded: Any = peft.set_peft_model_state_dict(adapted, state)
     except Exception as error:  # peft raises anything
         raise CheckpointError(f"peft does not open {adapter.folder} ({one_line(error, 300)})") from error
     if left := loaded.unexpected_keys:
         raise CheckpointError(f"{adapter.folder}: peft has no place for {some(left)}")
     return adapted.eval()
-
-
-def _alpha(adapter: Adapter, name: str) -> float:
-    """What a layer's factors are scaled by before they are divided by their rank. A key of `alpha_pattern` is
-    the end of a layer's name; as a pattern it is not run."""
-    for key, alpha in (adapter.settings.get("alpha_pattern") or {}).items():
-        if not _NAME.fullmatch(key):
-            raise CheckpointError(
-                f"{adapter.folder}: alpha_pattern: expected names of layers, got the pattern {key[:80]!r}, "
-                f"which is not run: write the layers' names, or merge the adapter with peft"
-            )
-        if f".{name}".endswith(f".{key}") or name == key.removeprefix("^"):
-            return alpha
-    return adapter.settings.get("lora_alpha", 8)

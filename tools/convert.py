@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from families import FAMILIES
-from families.nanovlm import INV_FREQ, recognises
+from families.nanovlm import INV_FREQ
 from messages import counted, some
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.folder import check_replaceable, replace_folder
@@ -77,7 +77,7 @@ def convert(
     check_replaceable(target, overwrite)
     opened = open_files(source, revision)
     choose_family(opened.config, opened.source)  # no weights are fetched for nothing
-    other = recognises(opened.config)
+    other = nanovlm.recognises(opened.config)
     if other and adapter is not None:
         raise CheckpointError(
             f"{source} is in nanoVLM's layout, and adapters name transformers' layers: convert it first, "
@@ -129,7 +129,7 @@ def _parameters(model: nn.Module) -> int:
 
 def _processor(opened: Opened, wanted: bool, log: Log) -> Any:
     """The transformers processor that goes with the weights, or None."""
-    folder, other = opened.processor_folder, recognises(opened.config)
+    folder, other = opened.processor_folder, nanovlm.recognises(opened.config)
     if not wanted:
         log("note: the result has no processor")
         return None
@@ -150,7 +150,7 @@ def _rewrite(
     model: VisionLanguageModel, processor: Any, opened: Opened, adapter: Path | None, log: Log
 ) -> tuple[Tensor, Probe]:
     """Bring a model into transformers' layout and merge the adapter; returns what its logits have to be."""
-    other = recognises(opened.config)
+    other = nanovlm.recognises(opened.config)
     image = processor.image_token_id if other and processor is not None else model.config.image_token_id
     probe = Probe.of(model.config, avoid=image)
     reference = probe.ours(model, around_zero=not other)

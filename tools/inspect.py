@@ -25,8 +25,8 @@ from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, naming
-from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization
-from models.checkpoints.missing import other_weights
+from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization, read_config
+from models.checkpoints.missing import instead
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, check_shapes
@@ -83,9 +83,9 @@ def _read(opened: Opened) -> tuple[Any, VLMConfig, str]:
     model whose other is not counted."""
     kind = str(opened.config.get("model_type"))
     reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, opened.source)
+    if not isinstance(reader, Backbone):
+        return reader, read_config(opened.config, opened.source, opened.generation_config), ""
     with naming(opened.source):
-        if not isinstance(reader, Backbone):
-            return reader, reader.read_config(opened.config, opened.generation_config, {}), ""
         part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
         towers = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
         config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
@@ -104,7 +104,7 @@ def _fits(
     """Whether the stored tensors are those of the config, and if not, why; and those of them that the model
     here does not have: Qwen3.5's `mtp`, a tower's pooling."""
     if headers is None:
-        return f"no weights here{other_weights(opened.files.names())}", []
+        return f"no weights here{instead(opened.files.names())}", []
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     place, stored = reader.tensor_map(headers.shapes), headers.shapes
     left_out = sorted(stored.keys() - {place(name).name for name in expected})
@@ -164,7 +164,7 @@ def inspect_image(
         )
     check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
     opened = open_files(report["source"], report["commit"])
-    config = choose_family(opened.config, opened.source).read_config(opened.config, {}, {})
+    config = read_config(opened.config, opened.source)
     # Refused where it is not this model's.
     processor = Processor.from_pretrained(opened, config=config, max_pixels=max_pixels)
     if max_pixels is not None and processor.images.budget is None:

@@ -32,8 +32,8 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.processor import Processor
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer
-from families import idefics3
-from families.nanovlm import NanoVLMImages
+from families import family_of, idefics3
+from families.nanovlm import NAME, NanoVLMImages
 from models.checkpoints.backbones import with_mean_rows
 
 NOTE = (
@@ -68,6 +68,12 @@ _PARTS_TO_TEXT = (
     "{%- set ns.shown = ns.shown + [{'role': message['role'], 'content': text.all}] -%}{%- endfor -%}"
     "{%- set messages = ns.shown -%}"
 )
+
+
+def recognises(config: Mapping) -> bool:
+    """Whether a config.json is nanoVLM's."""
+    family = family_of(config)
+    return family is not None and family.NAME == NAME
 
 
 @torch.no_grad()

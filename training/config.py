@@ -7,18 +7,20 @@ write_run(config, folder)  # run.yaml: `python train.py folder/run.yaml` is the 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, field, fields
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import yaml
+from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from data.errors import check_rows_path, nearest_file, replacing
 from messages import did_you_mean, one_line
@@ -28,14 +30,71 @@ from models.checkpoints.hub import check_repo_id
 from models.checkpoints.sources import check_has_config, repository, resolve_source
 from models.config import check_device
 
-Data = str | list[dict[str, Any]]
-Weights = str | dict[str, Any]  # of rewards by name, or a mapping of `weight` and options
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "flags.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
-FORMERLY = {"waiting": "packing_buffer"}  # names that recipes, runs and flags had, and may have
 _MANY = 10**9
-_BELOW_1 = 1 - 1e-9
+_STRICT = ConfigDict(allow_inf_nan=False)
+# YAML's loader leaves every value as the text that was written, and pydantic reads that by its field's type:
+# YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
+# Of a dataset, whose entries have no types here, the values of these keys are text.
+_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "language", "columns", "constants", "names"}
+_TEXT_KEYS |= {"image_folder"}
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _plain(given: Any) -> Any:
+    """The number or truth that a text stands for, within mappings and lists as well."""
+    if isinstance(given, dict):
+        return {key: _plain(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [*map(_plain, given)]
+    for kind in (int, float) if isinstance(given, str) else ():
+        with suppress(ValueError):
+            return kind(given)
+    return _TRUTHS.get(given.lower(), given) if isinstance(given, str) else given
+
+
+def _written(given: Any) -> Any:
+    """A list or mapping from a text in YAML or JSON, as flags have it; anything else as it is."""
+    if not (isinstance(given, str) and given.lstrip().startswith(("[", "{"))):
+        return given
+    try:
+        return yaml.load(given, yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        if not given.lstrip().startswith(("[{", "{")):  # a pattern of paths, as [ab].jsonl
+            return given
+        raise ValueError(f"{getattr(error, 'problem', error)}: put texts in quotation marks") from None
+
+
+def read_datasets(given: Any) -> str | list[dict[str, Any]]:
+    """A path, or a list of datasets, or one."""
+    read = _written(given)
+    read = [read] if isinstance(read, dict) else read
+    if isinstance(read, list) and all(isinstance(entry, dict) for entry in read):
+        return [
+            {
+                key: value if key in _TEXT_KEYS else _plain(value)
+                for key, value in entry.items()
+                if value not in (None, "null", "~", "")  # left to its default
+            }
+            for entry in read
+        ]
+    if not isinstance(given, str):
+        raise ValueError("expected a path, or a list of datasets")
+    return given
+
+
+def _read_weights(given: Any) -> str | dict[str, Any]:
+    read = _written(given)
+    if read and not isinstance(read, dict):
+        raise ValueError("expected names with weights, as {exact: 1.0}")
+    return _plain(read) if read else ""
+
+
+Data = Annotated[str | list[dict[str, Any]], BeforeValidator(read_datasets)]
+# Rewards by name: a weight, or a mapping of `weight` and options.
+Weights = Annotated[str | dict[str, Any], BeforeValidator(_read_weights)]
 
 
 class Scope(NamedTuple):
@@ -68,12 +127,19 @@ OF_SCORES = Scope(
 )
 
 
-def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
-    """A setting and its help text, with a number's least and most value or the words that a text may be."""
-    return field(default=default, metadata={"help": help_text, "allowed": allowed, "scope": scope})
+def setting(default, description: str, ge=None, le=None, *, lt=None, scope: Scope = ALWAYS) -> Any:
+    """A setting and its help text, with the bounds of a number."""
+    bounds = {"ge": ge, "le": le, "lt": lt}
+    known = {name: bound for name, bound in bounds.items() if bound is not None}
+    return field(default=default, metadata={"description": description, "scope": scope} | known)
 
 
-@dataclass(frozen=True)
+of_rows, of_pairs, of_rewards, of_lora, held_out = (
+    partial(setting, scope=scope) for scope in (OF_ROWS, OF_PREFERENCES, OF_REWARDS, OF_LORA, OF_HELD_OUT)
+)
+
+
+@dataclass(frozen=True, config=_STRICT)
 class TrainConfig:
     """All settings of `python train.py`; a recipe that draws its images may have more (`settings_class`).
 
@@ -89,76 +155,50 @@ class TrainConfig:
 
     output: str = setting("runs/mine", "folder for the checkpoint, the metrics and the training state")
     resume: bool = setting(True, "continue from the newest training state in --output, if any")
-    init_from: str = setting(
-        "", "checkpoint to start from (folder, Hub id or short name); default: random weights"
-    )
+    init_from: str = setting("", "checkpoint to start from (folder, Hub id or short name)")
     vision_from: str = setting("", "SigLIP vision tower for a new model, together with --text-from")
-    text_from: str = setting(
-        "", "Llama, Qwen2 or Qwen3 language model for a new model, together with --vision-from"
-    )
+    text_from: str = setting("", "Llama, Qwen2 or Qwen3 for a new model, together with --vision-from")
     seed: int = setting(0, "seed of new weights and of the order of rows", 0, 2**63 - 1)
     device: str = setting("auto", "auto, cpu, cuda or mps")
     # With more than 512, OpenMP ends the process.
-    threads: int = setting(
-        0,
-        "maximum of CPU threads; 0: one for each processor that it may use",
-        0,
-        512,
-    )
+    threads: int = setting(0, "maximum of CPU threads; 0: one for each processor that it may use", 0, 512)
     workers: int = setting(1, "processes per rank that read and decode images", 0, 128)
 
     # data
-    task: str = setting(
+    task: Literal["answers", "preferences", "rewards"] = of_rows(
         "answers",
         "what is learned: the answers of rows, which of two is better, or what earns the model rewards",
-        "answers", "preferences", "rewards", scope=OF_ROWS,
-    )  # fmt: skip
-    data: Data = setting("", "rows to learn: a file, folder, Hub id, list of datasets")  # noqa: RUF009
-    eval_data: Data = setting("", "held-out rows, like --data", scope=OF_ROWS)  # noqa: RUF009
-    holdout: float = setting(
-        0.0, "share of --data's rows, shuffled and by class, to hold out in place of --eval-data",
-        0, _BELOW_1, scope=OF_ROWS,
-    )  # fmt: skip
-    batch_size: int = setting(
-        16,
-        "sequences per step, over all ranks: with --packing each of as many rows of the data as fit into "
-        "--sequence-length, else of one",
-        *(1, 65_536),
     )
-    micro_batch_size: int = setting(
-        0, "sequences that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    data: Data = setting("", "rows to learn: a file, folder, Hub id, list of datasets")
+    eval_data: Data = of_rows("", "held-out rows, like --data")
+    holdout: float = of_rows(
+        0.0, "share of --data's rows, shuffled and by class, to hold out in place of --eval-data", 0, lt=1
+    )
+    batch_size: int = setting(
+        16, "sequences per step, over all ranks: with --packing each of as many rows of the data as fit into "
+        "--sequence-length, else of one", 1, 65_536,
+    )  # fmt: skip
+    micro_batch_size: int = of_rows(
+        0, "sequences that a rank computes at a time; 0: its whole share", 0, 65_536
     )
     sequence_length: int = setting(256, "positions per sequence", 1, 1_048_576)
-    max_tiles: int = setting(
-        0, "maximum number of tiles per sequence; 0: as many as fit", 0, 65_536, scope=OF_ROWS
-    )
+    max_tiles: int = of_rows(0, "maximum number of tiles per sequence; 0: as many as fit", 0, 65_536)
     max_pixels: int = setting(
-        0,
-        "maximum number of pixels of an image, where none is cut into tiles; 0: the checkpoint's",
-        *(0, _MANY),
-        scope=FROM_CHECKPOINT,
-    )
-    packing: bool = setting(
-        True,
-        "pack several rows of the data into a sequence, each blind to the others; else pad",
-        scope=OF_ROWS,
-    )
+        0, "maximum number of pixels of an image, where none is cut into tiles; 0: the checkpoint's",
+        0, _MANY, scope=FROM_CHECKPOINT,
+    )  # fmt: skip
+    packing: bool = of_rows(True, "pack several rows into a sequence, each blind to the others; else pad")
     packing_buffer: int = setting(
         64, "rows buffered per shard of the data; more gives fuller sequences", 1, 16_384, scope=OF_PACKING
     )
-    shuffle_buffer: int = setting(
-        *(1024, "rows of streams and of Parquet to shuffle together, in each shard", 1, 1_048_576),
-        scope=OF_ROWS,
+    shuffle_buffer: int = of_rows(
+        1024, "rows of streams and of Parquet to shuffle together, in each shard", 1, 1_048_576
     )
-    max_drop_rate: float = setting(
-        0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
-    )
+    max_drop_rate: float = of_rows(0.05, "share of unusable rows above which the run stops", 0, 1)
 
     # length of the run
     steps: int = setting(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
-    epochs: int = setting(
-        0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY, scope=OF_ROWS
-    )
+    epochs: int = of_rows(0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY)
 
     # optimisation
     lr: float = setting(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
@@ -166,119 +206,81 @@ class TrainConfig:
     projector_lr: float = setting(
         -1.0, "the same for the projector; 0 freezes it, -1: as --lr, but frozen beside LoRA", -1, 100
     )
-    muon: str = setting(
-        "all", "matrices of blocks and projector that Muon updates", "all", "language", "none"
+    muon: Literal["all", "language", "none"] = setting(
+        "all", "matrices of blocks and projector that Muon updates"
     )
     matrix_lr: float = setting(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
-    beta2: float = setting(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
+    beta2: float = setting(0.98, "AdamW's decay of the second moment", 0, lt=1)
     warmup_steps: int = setting(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
-    schedule: str = setting("wsd", "learning rate over time; cosine has no plateau", "wsd", "cosine")
+    schedule: Literal["wsd", "cosine"] = setting("wsd", "learning rate over time; cosine has no plateau")
     decay_fraction: float = setting(
         0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1, scope=OF_WSD
     )
     lr_floor: float = setting(0.0, "share of its peak at which every rate ends", 0, 1)
-    grad_clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
+    grad_clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", 0, _MANY)
     max_skipped: int = setting(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
-    ema: float = setting(
-        0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, _BELOW_1
-    )
+    ema: float = setting(0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, lt=1)
 
     # preferences (DPO)
-    dpo_beta: float = setting(
-        0.1, "DPO: how closely answers keep to the first model", 1e-6, 1e3, scope=OF_PREFERENCES
-    )
-    dpo_smoothing: float = setting(
-        0.0, "DPO: share of pairs taken to be the wrong way round", 0, 0.5, scope=OF_PREFERENCES
-    )
-    dpo_sft: float = setting(
-        0.0, "DPO: weight of the chosen answer's loss per token", 0, 1e3, scope=OF_PREFERENCES
-    )
+    dpo_beta: float = of_pairs(0.1, "DPO: how closely answers keep to the first model", 1e-6, 1e3)
+    dpo_smoothing: float = of_pairs(0.0, "DPO: share of pairs taken to be the wrong way round", 0, 0.5)
+    dpo_sft: float = of_pairs(0.0, "DPO: weight of the chosen answer's loss per token", 0, 1e3)
 
     # learning from rewards
-    rewards: Weights = setting(  # noqa: RUF009
-        "", "rewards by name with their weights, as {exact: 1.0, length: 0.1}", scope=OF_REWARDS
+    rewards: Weights = of_rewards("", "rewards by name with their weights, as {exact: 1.0, length: 0.1}")
+    group_size: int = of_rewards(8, "number of answers sampled for each question", 2, 4_096)
+    policy_loss: Literal["grpo", "dr_grpo", "dapo"] = of_rewards(
+        "dapo", "mean over answers, sum divided by --answer-tokens, or mean over tokens"
     )
-    group_size: int = setting(8, "number of answers sampled for each question", 2, 4_096, scope=OF_REWARDS)
-    policy_loss: str = setting(
-        "dapo",
-        "mean over answers, sum divided by --answer-tokens, or mean over tokens",
-        *("grpo", "dr_grpo", "dapo"),
-        scope=OF_REWARDS,
+    clip: float = of_rewards(0.2, "a token's probability ratio is clipped this far below 1, and above", 0, 1)
+    clip_high: float = of_rewards(-1.0, "the same above 1 alone; -1: 0.28 for dapo, else as --clip", -1, 1e6)
+    kl: float = of_rewards(0.0, "weight of the KL divergence from the first weights; 0: none", 0, 1e3)
+    updates: int = of_rewards(1, "optimizer steps on each batch of answers", 1, 1_000)
+    temperature: float = of_rewards(1.0, "sampling temperature of the answers", 1e-3, 100)
+    top_k: int = of_rewards(0, "answers: sample from the K likeliest tokens; 0: all", 0, _MANY)
+    top_p: float = of_rewards(1.0, "answers: sample from the likeliest tokens of this mass", 1e-9, 1)
+    answer_tokens: int = of_rewards(64, "maximum number of tokens of an answer", 1, 1_048_576)
+    answers_at_once: int = of_rewards(
+        64, "maximum number of answers that a rank samples at a time", 1, 65_536
     )
-    clip: float = setting(
-        0.2, "a token's probability ratio is clipped this far below 1, and above", 0, 1, scope=OF_REWARDS
+    rollout_step: Literal["eager", "c", "cuda"] = of_rewards(
+        "eager", "what samples: the training forward's own operations, C, or a GPU's recorded step"
     )
-    clip_high: float = setting(
-        -1.0, "the same above 1 alone; -1: 0.28 for dapo, else as --clip", -1, 1e6, scope=OF_REWARDS
-    )
-    kl: float = setting(
-        0.0, "weight of the KL divergence from the first weights; 0: none", 0, 1e3, scope=OF_REWARDS
-    )
-    updates: int = setting(1, "optimizer steps on each batch of answers", 1, 1_000, scope=OF_REWARDS)
-    temperature: float = setting(1.0, "sampling temperature of the answers", 1e-3, 100, scope=OF_REWARDS)
-    top_k: int = setting(0, "answers: sample from the K likeliest tokens; 0: all", 0, _MANY, scope=OF_REWARDS)
-    top_p: float = setting(
-        1.0, "answers: sample from the likeliest tokens of this mass", 1e-9, 1, scope=OF_REWARDS
-    )
-    answer_tokens: int = setting(64, "maximum number of tokens of an answer", 1, 1_048_576, scope=OF_REWARDS)
-    answers_at_once: int = setting(
-        64,
-        "answers that a rank samples at a time; a place is filled when one ends",
-        1,
-        65_536,
-        scope=OF_REWARDS,
-    )
-    rollout_step: str = setting(
-        *("eager", "what samples: the training forward's own operations, C, or a GPU's recorded step"),
-        *("eager", "c", "cuda"),
-        scope=OF_REWARDS,
-    )
-    most_off_policy: float = setting(
-        0.0,
-        "maximum difference from 1 of a fresh token's probability ratio, training over sampling; beyond it "
-        "the run stops; 0: 0.001 in float32, 1 in bfloat16",
-        *(0, 1e6),
-        scope=OF_REWARDS,
-    )
+    most_off_policy: float = of_rewards(
+        0.0, "stop if training and sampling disagree on a fresh token's probability by more than this; 0: "
+        "0.001 in float32, 1 in bfloat16", 0, 1e6,
+    )  # fmt: skip
 
     # low-rank adapters, through peft
     lora_rank: int = setting(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
-    lora_alpha: float = setting(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6, scope=OF_LORA)
-    lora_dropout: float = setting(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1, scope=OF_LORA)
-    lora_targets: str = setting(
-        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
-        "LoRA: layers of the language model",
-        scope=OF_LORA,
+    lora_alpha: float = of_lora(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6)
+    lora_dropout: float = of_lora(0.0, "LoRA: dropout on the adapters' input", 0, lt=1)
+    lora_targets: str = of_lora(
+        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "LoRA: layers of the language model"
     )
-    lora_vision_targets: str = setting(
-        "", "LoRA: layers of the vision tower, as q_proj,k_proj,v_proj,out_proj,fc1,fc2", scope=OF_LORA
+    lora_vision_targets: str = of_lora(
+        "", "LoRA: layers of the vision tower, as q_proj,k_proj,v_proj,out_proj,fc1,fc2"
     )
 
     # the machine
-    parallel: str = setting("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
-    precision: str = setting(
-        "auto", "compute dtype; weights stay float32. On CUDA, float32 is multiplied in TF32",
-        "auto", "float32", "bfloat16",
-    )  # fmt: skip
-    activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
-    compile: bool = setting(
-        False, "torch.compile the transformer blocks, but not those of towers for whole images"
+    parallel: Literal["ddp", "fsdp"] = setting("ddp", "each rank holds the model, or a shard of it")
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "compute dtype; weights stay float32. On CUDA, float32 is multiplied in TF32"
     )
+    activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
+    compile: bool = setting(False, "torch.compile the blocks, but not those of towers for whole images")
     async_save: bool = setting(False, "under torchrun: write the training state in the background")
 
     # the model
     scale_factor: int = setting(
         1, "pixel shuffle: patches per side that become one token", 1, 64, scope=FROM_BACKBONES
     )
-    longest_edge: int = setting(
-        *(0, "pixels of an image's longer side, cut into tiles; 0: the checkpoint's, or one tile", 0, 4_096),
-        scope=OF_ROWS,
+    longest_edge: int = of_rows(
+        0, "pixels of an image's longer side, cut into tiles; 0: the checkpoint's, or one tile", 0, 4_096
     )
-    image_tokens: int = setting(
-        *(0, "maximum number of positions that an image takes, saved with the model; 0: the checkpoint's"),
-        *(0, 65_536),
-        scope=OF_ROWS,
+    image_tokens: int = of_rows(
+        0, "maximum number of positions of an image, saved with the model; 0: the checkpoint's", 0, 65_536
     )
 
     # watching it
@@ -287,72 +289,50 @@ class TrainConfig:
     eval_every: float = setting(
         500, "steps between evaluations on held-out data; below 1: a share of the run's steps", 1e-9, _MANY
     )
-    eval_on_start: bool = setting(
-        False, "evaluate before the first step, too, with all questions", scope=OF_HELD_OUT
-    )
-    patience: int = setting(
-        0, "stop after so many evaluations without a better one; 0: never", 0, _MANY, scope=OF_HELD_OUT
-    )
-    eval_pictures: int = setting(
-        512, "held-out rows for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
-    )
+    eval_on_start: bool = held_out(False, "evaluate before the first step, too, with all questions")
+    patience: int = held_out(0, "stop after so many evaluations without a better one; 0: never", 0, _MANY)
+    eval_pictures: int = held_out(512, "held-out rows for the loss of an evaluation", 0, 1_000_000)
     eval_questions: int = setting(
-        200,
-        "held-out questions to answer and score in an evaluation; without --eval-metric, of rows 32 at most "
-        "before the last evaluation",
-        *(0, _MANY),
-        scope=OF_SCORES,
-    )
+        200, "held-out questions to answer and score in an evaluation; without --eval-metric, of rows 32 at "
+        "most before the last evaluation", 0, _MANY, scope=OF_SCORES,
+    )  # fmt: skip
     eval_metric: str = setting(
-        "",
-        "metric for answers to held-out rows, by default exact_match; under fsdp, each rank holds a model",
+        "", "metric for answers to held-out rows, by default exact_match; under fsdp, each rank holds a model"
     )
-    eval_samples: int = setting(
-        4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
-    )
+    eval_samples: int = held_out(4, "held-out questions whose answers are kept, in samples/", 0, 1_000)
     save_every: float = setting(500, "steps between checkpoints; below 1: as --eval-every", 1e-9, _MANY)
     keep: int = setting(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
     keep_best: bool = setting(True, "keep the model with the best evaluation, in best/")
-    tracker: str = setting("none", "tracker to log to as well", "none", "trackio", "wandb", "tensorboard")
+    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = setting("none", "tracker to log to as well")
     push_to_hub: str = setting("", "repository to upload the model to when the run ends")
 
     def __post_init__(self):
         object.__setattr__(self, "init_from", repository(self.init_from))  # an adapter names it to peft
-        check_allowed(self)
-        if bool(self.vision_from) != bool(self.text_from):
-            raise ValueError("--vision-from and --text-from: expected both or neither")
         for name in ("eval_every", "save_every"):
             if (every := getattr(self, name)) >= 1 and every % 1:
                 raise ValueError(f"{flag(name)}: expected whole steps, or a share below 1, got {every}")
-        if self.patience and not self.keep_best:
-            raise ValueError("--patience: expected --keep-best, which knows the best evaluation so far")
-        if 0 < self.max_pixels < 1024:
-            raise ValueError(f"--max-pixels: expected 0 or at least 1024, got {self.max_pixels}")
-        if sum(map(bool, (self.max_pixels, self.longest_edge, self.image_tokens))) > 1:
-            raise ValueError(
-                "--max-pixels, --longest-edge, --image-tokens: expected one of them, 0 for the others"
-            )
-        if self.init_from and self.vision_from:
-            raise ValueError("--init-from and --vision-from: expected one of them")
-        if not self.data:
-            raise ValueError("--data: expected rows (a file, folder, Hub id or list of datasets), got none")
-        if not (self.is_drawn or self.init_from or self.vision_from):
-            raise ValueError("--data: rows need a model: give --init-from, or --vision-from and --text-from")
-        if not (self.lr if self.lora_rank else any(self.rates.values())):
-            raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
-        if self.lora_rank and self.vision_lr > 0:
-            raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
-        if self.task == "rewards":
-            if self.is_drawn or not self.init_from:
-                raise ValueError("--task rewards: expected --data with rows, and --init-from")
-            if not self.rewards:
-                raise ValueError("--rewards: expected names with their weights, as {exact: 1.0}, got none")
-            if self.lora_dropout:
-                raise ValueError("--lora-dropout: expected 0: answers are sampled without it")
-        if self.eval_data and self.holdout:
-            raise ValueError("--eval-data and --holdout: expected one of them, as both say what is held out")
-        if self.eval_metric and (self.is_drawn or not self.held_out_data):
-            raise ValueError("--eval-metric: expected rows with --eval-data or --holdout")
+        sizes = [*filter(None, (self.max_pixels, self.longest_edge, self.image_tokens))]
+        rows, rewards = not self.is_drawn, self.task == "rewards"
+        no_model = rows and not (self.init_from or self.vision_from)
+        nothing_learns = not (self.lr if self.lora_rank else any(self.rates.values()))
+        for wrong, said in (
+            (bool(self.vision_from) != bool(self.text_from), "--vision-from and --text-from: expected both"),
+            (self.init_from and self.vision_from, "--init-from and --vision-from: expected one of them"),
+            (self.patience and not self.keep_best, "--patience: expected --keep-best beside it"),
+            (0 < self.max_pixels < 1024, f"--max-pixels: expected at least 1024, got {self.max_pixels}"),
+            (len(sizes) > 1, "--max-pixels, --longest-edge, --image-tokens: expected one of them at most"),
+            (not self.data, "--data: expected rows (a file, folder, Hub id or list of datasets), got none"),
+            (no_model, "--data: rows need a model: give --init-from, or --vision-from and --text-from"),
+            (nothing_learns, "--lr: expected something that learns, got a rate of 0 for all of it"),
+            (self.lora_rank and self.vision_lr > 0, "--lora-rank: set no --vision-lr, adapters train alone"),
+            (rewards and not (rows and self.init_from), "--task rewards: expected rows, and --init-from"),
+            (rewards and not self.rewards, "--rewards: expected names with their weights, as {exact: 1.0}"),
+            (rewards and self.lora_dropout, "--lora-dropout: expected 0: answers are sampled without it"),
+            (self.eval_data and self.holdout, "--eval-data and --holdout: expected one of them"),
+            (self.eval_metric and not (rows and self.held_out_data), "--eval-metric: expected held-out rows"),
+        ):
+            if wrong:
+                raise ValueError(said)
         if self.push_to_hub:
             check_repo_id(self.push_to_hub)
 
@@ -379,27 +359,7 @@ class TrainConfig:
         return frozenset(part for part, rate in self.rates.items() if rate)
 
 
-# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums. TF32, in which
-# training multiplies float32, has half of that.
-PEAKS = {
-    "A10": 125e12,
-    "A100": 312e12,
-    "RTX A6000": 154.8e12,
-    "L4": 121e12,
-    "L40S": 362e12,
-    "H100": 989.4e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H200": 989.4e12,
-    "GH200": 989.4e12,
-    "B200": 2250e12,
-    "RTX 3090": 71e12,
-    "RTX 4090": 165.2e12,
-    "RTX 5090": 209.5e12,
-}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class PlanOptions:
     """The flags of `train.py --plan` and `--show`: what a plan assumes besides the recipe."""
 
@@ -408,7 +368,7 @@ class PlanOptions:
         -1, "print this many samples and what the first rows are like, and exit; -1: train", -1, 10_000
     )
     plan_ranks: int = setting(1, "plan: number of processes, one per device", 1, 1_000_000)
-    plan_device: str = setting("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
+    plan_device: str = setting("auto", "plan: cpu, or a GPU as H100; auto: this machine's GPU, else H100")
     plan_tflops: float = setting(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
     plan_mfu: float = setting(0.4, "plan: share of the peak that the model's FLOPs reach", 1e-9, 1)
     plan_tiles: float = setting(-1.0, "plan: tiles per sample; -1: those of one 4:3 image", -1, 65_536)
@@ -417,27 +377,6 @@ class PlanOptions:
     plan_rows: int = setting(
         0, "plan: number of rows in the data; 0: counted if the data is local", 0, 10**12
     )
-
-    def __post_init__(self):
-        check_allowed(self)
-        if self.plan_device.lower() not in ("auto", "cpu", *map(str.lower, PEAKS)):
-            raise ValueError(
-                f"--plan-device: expected auto, cpu, {', '.join(PEAKS)}, got {self.plan_device!r} "
-                "(for others: --plan-tflops)"
-            )
-
-
-def check_allowed(settings: TrainConfig | PlanOptions) -> None:
-    """Raises ValueError for the first value that its field does not allow, NaN for one."""
-    for item in fields(settings):
-        value, allowed = getattr(settings, item.name), item.metadata["allowed"]
-        if not allowed:
-            continue
-        words = isinstance(value, str)
-        if not (value in allowed if words else allowed[0] <= value <= allowed[1]):
-            most = "below 1" if allowed[-1] == _BELOW_1 else allowed[-1]
-            expected = ", ".join(allowed) if words else f"from {allowed[0]} to {most}"
-            raise ValueError(f"{flag(item.name)}: expected {expected}, got {value!r}")
 
 
 def flag(name: str) -> str:
@@ -461,12 +400,8 @@ def settings_class(settings: Mapping[str, Any]) -> type[TrainConfig]:
 
 # ---------------------------------------------------------------------------------- the command line
 def _fields(kind: type[TrainConfig]) -> dict[str, Field]:
-    """What a recipe or a flag may set, by name."""
+    """All settings of recipes and flags, by name."""
     return {item.name: item for described in (kind, PlanOptions) for item in fields(described)}
-
-
-def _types(kind: type[TrainConfig]) -> dict[str, Any]:
-    return typing.get_type_hints(kind) | typing.get_type_hints(PlanOptions)
 
 
 def parse_arguments(
@@ -481,75 +416,85 @@ def parse_arguments(
     recipe = None if any(one.split("=")[0] == "--data" for one in arguments) else DEFAULT_RECIPE
     if arguments and not arguments[0].startswith("-"):
         recipe = Path(arguments.pop(0))
+    flags: dict[str, Any] = {}
     try:
         settings = read_recipe(recipe) if recipe else {}
+        kind = settings_class(settings)  # its flags are shown to those who name its recipe
+        flags = _read_flags(kind, arguments, description)
+        if settings_class(settings | flags) is not kind:
+            raise ValueError(f"--data: {flags['data']!r} has settings of its own; name a recipe of it")
+        of_plan = {item.name: flags[item.name] for item in fields(PlanOptions) if item.name in flags}
+        plan = PlanOptions(**of_plan)
+        config = kind(**settings | {name: given for name, given in flags.items() if name not in of_plan})
+        if of_plan.keys() - {"plan", "show"} and not plan.plan:
+            first = next(name for name in of_plan if name not in ("plan", "show"))
+            raise ValueError(f"{flag(first)}: has no effect without --plan; leave it out, or set --plan")
+        check_effects(config, flags.keys() - of_plan.keys(), settings, recipe)
+        return config, plan
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        if first["loc"]:
+            name = str(first["loc"][0])
+            where = flag(name) if name in flags else f"recipe {recipe}: {name}"
+            said = f"{where}: {said}, got {first['input']!r:.80}"
+        leave(said)
     except ValueError as error:
         leave(error)
-    kind = settings_class(settings)  # its flags are shown to those who name its recipe
-    known, types = _fields(kind), _types(kind)
+
+
+def _read_flags(kind: type[TrainConfig], arguments: list[str], description: str) -> dict[str, Any]:
+    """The values of the flags that were given, as text, by setting."""
     parser = _Parser(
         prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
+    types = typing.get_type_hints(kind) | typing.get_type_hints(PlanOptions)
+    known = _fields(kind)
     for name, item in known.items():
+        words = ", ".join(typing.get_args(types[name])) if typing.get_origin(types[name]) is Literal else ""
+        choice = f"one of {words}; " if words else ""
         shown = item.default if item.default != "" else "none"
-        words = [word for word in item.metadata["allowed"] if isinstance(word, str)]
-        choice = f"one of {', '.join(words)}; " if words else ""
-        options: dict[str, Any] = {"help": f"{item.metadata['help']} ({choice}default: {shown})"}
+        options: dict[str, Any] = {"help": f"{item.metadata['description']} ({choice}default: {shown})"}
         if types[name] is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["metavar"] = getattr(types[name], "__name__", "str or list").upper()
-        names = [name, *(old for old, new in FORMERLY.items() if new == name)]
-        parser.add_argument(*map(flag, names), **options)
-    plain = ["--resume" if one == "--resume=auto" else one for one in arguments]  # as other trainers write it
-    plain = [one for i, one in enumerate(plain) if one != "auto" or i == 0 or plain[i - 1] != "--resume"]
-    given, unknown = parser.parse_known_args(plain)
+            options["metavar"] = "STR" if words else getattr(types[name], "__name__", "str or list").upper()
+        parser.add_argument(flag(name), **options)
+    given, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]
         leave(f"unknown argument {name}{did_you_mean(name, map(flag, known))}; --help lists the flags")
-    try:
-        for name, value in vars(given).items():
-            kept = isinstance(value, bool)
-            settings[name] = value if kept else _value(types[name], name, value, flag(name))
-        if settings_class(settings) is not kind:
-            raise ValueError(f"--data: {settings['data']!r} has settings of its own; name a recipe of it")
-        of_options = {item.name for item in fields(PlanOptions)}
-        plan = PlanOptions(**{name: settings.pop(name) for name in of_options & {*settings}})
-        config = kind(**settings)
-        of_plan = [name for name in vars(given) if name.startswith("plan")]
-        if of_plan and not plan.plan:
-            raise ValueError(f"{flag(of_plan[0])}: has no effect without --plan; leave it out, or set --plan")
-        check_effects(config, vars(given).keys() - of_options, recipe)
-        return config, plan
-    except ValueError as error:
-        leave(error)
+    return vars(given)
 
 
-def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path | None) -> None:
-    """Raises ValueError for a flag that is `given`, or a key of the recipe, that has no effect in this run.
+def check_effects(
+    config: TrainConfig, flags: Iterable[str], written: Mapping[str, Any], recipe: Path | None
+) -> None:
+    """Raises ValueError for a flag, or for a key that is `written` in the recipe, without effect in this run.
 
     What turns something off passes. A key may have its effect with the flags or without them, and a run.yaml,
     which holds every setting, passes.
     """
-    for name in given:
-        if getattr(config, name):
-            _check_effect(name, flag(name), config)
-    written = read_recipe(recipe) if recipe and recipe.name != RUN_FILE else {}
+    known, kind = _fields(type(config)), type(config)
+
+    def check(name: str, where: str, *runs: TrainConfig) -> None:
+        scope: Scope = known[name].metadata["scope"]
+        if getattr(runs[-1], name) and not any(map(scope.holds, runs)):
+            raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
+
+    for name in flags:
+        check(name, flag(name), config)
+    if recipe is None or recipe.name == RUN_FILE:
+        return
     try:
-        alone = type(config)(**written)
+        alone = kind(**written)
     except ValueError:  # it is whole only with flags
         return
-    for name, value in written.items():
-        if value and value != _fields(type(config))[name].default:
-            _check_effect(name, f"recipe {recipe}: {name}", config, alone)
-
-
-def _check_effect(name: str, where: str, *runs: TrainConfig) -> None:
-    scope: Scope = _fields(type(runs[0]))[name].metadata["scope"]
-    if not any(map(scope.holds, runs)):
-        raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
+    for name in written:
+        if getattr(alone, name) != known[name].default:
+            check(name, f"recipe {recipe}: {name}", config, alone)
 
 
 def parse_command(
@@ -591,15 +536,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 # ---------------------------------------------------------------------------------------- the recipe
-# YAML's loader leaves every value as the text that was written, because what it means depends on its field.
-# YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
-# Of a dataset, whose values are text.
-_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "language", "columns", "constants", "names"}
-_TEXT_KEYS |= {"image_folder"}
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
 class _Loader(yaml.BaseLoader):
     """Refuses a key that is given twice, of which YAML would take the last."""
 
@@ -610,14 +546,10 @@ class _Loader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """A recipe's settings.
-
-    Raises:
-        ValueError: no such file, not YAML, an unknown key, or a value of the wrong type.
-    """
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe's settings, as they are written. ValueError: no such file, not YAML, or an unknown key."""
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+        recipe = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"recipe {path} cannot be read: {reason}{nearest_file(path)}") from None
@@ -625,79 +557,11 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
-    recipe = {FORMERLY.get(key, key): value for key, value in recipe.items()}
-    kind = settings_class(recipe)
-    known, types = [item.name for item in fields(kind)], _types(kind)
+    known = [item.name for item in fields(settings_class(recipe))]
     if unknown := [str(key) for key in recipe if key not in known]:
         near = did_you_mean(unknown[0], known)
         raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
-    return {key: _value(types[key], key, given, f"recipe {path}: {key}") for key, given in recipe.items()}
-
-
-def _value(kind: Any, name: str, given: Any, where: str) -> Any:
-    """The value, of this type, of a field from what a recipe or a flag says: text, or for datasets lists of
-    mappings."""
-    if kind == Data:
-        return read_datasets(given, where)
-    if kind == Weights:
-        return _weights(given, where)
-    try:
-        if not isinstance(given, str):
-            raise ValueError
-        if kind is bool:
-            return (name, given) == ("resume", "auto") or _TRUTHS[given.lower()]
-        return kind(given.replace(".inf", "inf") if kind is float else given)  # as YAML writes infinity
-    except (ValueError, KeyError):
-        raise ValueError(f"{where}: expected {_EXPECTED[kind]}, got {given!r:.80}") from None
-
-
-def read_datasets(given: Any, where: str) -> Data:
-    """A path, or a list of datasets, or one; the command line writes these in YAML or JSON."""
-    read = given
-    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
-        try:
-            read = yaml.load(given, yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            if given.lstrip().startswith(("[{", "{")):  # and no pattern of paths, as [ab].jsonl
-                said, mark = one_line(getattr(error, "problem", error)), getattr(error, "problem_mark", None)
-                said += f" after {given[: mark.index]}" if mark else ""
-                raise ValueError(f"{where}: {said}: put texts in quotation marks") from None
-    read = [read] if isinstance(read, dict) else read
-    if isinstance(read, list) and all(isinstance(entry, dict) for entry in read):
-        return [
-            {
-                key: value if key in _TEXT_KEYS else _plain(value)
-                for key, value in entry.items()
-                if value not in ("null", "~", "")  # left to its default
-            }
-            for entry in read
-        ]
-    if not isinstance(given, str):
-        raise ValueError(f"{where}: expected a path, or a list of datasets, got {given!r:.80}")
-    return given
-
-
-def _weights(given: Any, where: str) -> Weights:
-    """Names with weights or options; the command line writes them in YAML or JSON."""
-    read = given
-    if isinstance(given, str):
-        with suppress(yaml.YAMLError):
-            read = yaml.load(given, yaml.BaseLoader)
-    if read and not isinstance(read, dict):
-        raise ValueError(f"{where}: expected names with weights, as {{exact: 1.0}}, got {given!r:.80}")
-    return _plain(read) if read else ""
-
-
-def _plain(given: Any) -> Any:
-    """The number or truth that a text stands for, within mappings and lists as well."""
-    if isinstance(given, dict):
-        return {key: _plain(value) for key, value in given.items()}
-    if isinstance(given, list):
-        return [*map(_plain, given)]
-    for kind in (int, float):
-        with suppress(ValueError, TypeError):
-            return kind(given)
-    return _TRUTHS.get(given.lower(), given) if isinstance(given, str) else given
+    return recipe
 
 
 def write_run(config: TrainConfig, folder: Path) -> None:

@@ -151,7 +151,7 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def compute_dtype(config: TrainConfig, kind: str) -> torch.dtype:
-    """What products are computed in on such a device; weights and optimizers are float32 in any case."""
+    """The dtype of products on a kind of device; weights and optimizers are always float32."""
     auto = "bfloat16" if kind == "cuda" else "float32"
     return getattr(torch, auto if config.precision == "auto" else config.precision)
 
@@ -215,7 +215,7 @@ def reshard(wrapped: nn.Module) -> None:
 
 
 def gradient_scale(wrapped: nn.Module, ranks: Ranks) -> int:
-    """What undoes the mean over ranks that DDP takes of gradients."""
+    """The factor that undoes the mean over ranks that DDP takes of gradients."""
     return ranks.world_size if isinstance(wrapped, DistributedDataParallel) else 1
 
 
@@ -246,7 +246,7 @@ _OUT_OF_MEMORY = ("t allocate memory", "not enough memory", "out of memory", "al
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the machine has no memory left; PyTorch says so with many kinds of error."""
+    """True if the device or the machine has no memory left; PyTorch reports it with many kinds of error."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
@@ -255,12 +255,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_lost_worker(error: BaseException) -> bool:
-    """Whether a process that reads data has died; PyTorch raises that wherever the run is."""
+    """True if a process that reads data has died; PyTorch raises that wherever the run is."""
     return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
 
 
 def out_of_memory(config: TrainConfig, device: torch.device) -> str:
-    """What to lower or to set, cheapest first."""
+    """A sentence with the settings to change, cheapest first."""
     ways = "lower --micro-batch-size, --sequence-length or --max-tiles, set --activation-checkpointing, "
     ways += "shard the weights of several ranks (--parallel fsdp), or train adapters (--lora-rank)"
     where = "the GPU" if device.type == "cuda" else "this machine"

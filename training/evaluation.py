@@ -56,30 +56,37 @@ class Evaluation:
         self.config, self.ranks, self.task, self.held_out = task.config, task.ranks, task, held_out
         self.average, self.metrics, self.dtype = average, metrics, dtype
         self.output = Path(task.config.output)
-        self.best, since = self._best_before(first) if task.ranks.is_first else (None, 0)
-        self.since = task.ranks.gather(since)[0]  # evaluations, none of which was better
-        self.whole = False  # whether the latest one asked all questions
-
-    def _best_before(self, step: int) -> tuple[float | None, int]:
-        """The best score so far of a resumed run, and how many evaluations came after it; one of a step that
-        is done again does not count."""
-        if not self.config.resume:
+        if task.ranks.is_first and not self.config.resume:
             for name in (BEST, SAMPLES):
                 shutil.rmtree(self.output / name, ignore_errors=True)
-        try:
-            row = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
-            name, at, best = row["name"], row["step"], float(row["value"])
-            if name != self.task.best_by[0] or at > step:
-                return None, 0
-        except (OSError, ValueError, KeyError, TypeError):  # none, or cut off
-            return None, 0
-        # The metrics of a resumed run end at the step that it resumes from.
-        rows = read_metrics(self.metrics.path) if self.metrics.path.exists() else []
-        return best, sum(name in row and row["step"] > at for row in rows)
+        step, self.best = self._kept() if task.ranks.is_first else (0, None)
+        if step > first:  # one of a step that is done again does not count
+            self.best = None
+        # Evaluations, none of which was better. The metrics of a resumed run end at the step it resumes from.
+        since = 0 if self.best is None else sum(at > step for at in self._scored())
+        self.since = task.ranks.gather(since)[0]
+        self.whole = False  # whether the latest one asked all questions
+
+    def _kept(self) -> tuple[int, float | None]:
+        """Step and score of the model in best/; (0, None) without one."""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # none, or cut off
+            kept = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
+            if kept["name"] == self.task.best_by[0]:
+                return kept["step"], float(kept["value"])
+        return 0, None
+
+    def _scored(self) -> dict[int, float]:
+        """The score that picks the best evaluation, by step, of all so far."""
+        name, path = self.task.best_by[0], self.metrics.path
+        rows = read_metrics(path) if path.exists() else []
+        return {row["step"]: row[name] for row in rows if name in row}
+
+    def _better(self, value: float, than: float) -> bool:
+        return value > than if self.task.best_by[1] else value < than
 
     @property
     def stale(self) -> bool:
-        """Whether to stop early; the same on all ranks."""
+        """True if the run should stop early; the same on all ranks."""
         return 0 < self.config.patience <= self.since
 
     def run(self, wrapped: nn.Module, step: int, last: bool) -> dict[str, Score]:
@@ -119,11 +126,9 @@ class Evaluation:
     def _is_best(self, scores: dict[str, Score]) -> bool:
         """Whether these are better than all before, by the score that decides it, if it is one of them; all
         ranks call it."""
-        name, higher = self.task.best_by
+        name = self.task.best_by[0]
         value = scores[name].value if self.ranks.is_first and name in scores else math.nan
-        better = not math.isnan(value) and (
-            self.best is None or (value > self.best if higher else value < self.best)
-        )
+        better = not math.isnan(value) and (self.best is None or self._better(value, self.best))
         if not self.config.keep_best:
             return False
         self.best = value if better else self.best
@@ -145,18 +150,14 @@ class Evaluation:
 
     def better_before(self, last: int) -> str:
         """On the first rank a sentence that best/ is better than the model after the `last` step, or ""."""
-        name, higher = self.task.best_by
-        rows = read_metrics(self.metrics.path) if self.metrics.path.exists() else []
-        scored = {row["step"]: row[name] for row in rows if name in row}
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            best = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
-            value, now = best["value"], scored[last]
-            if self.config.keep_best and (value > now if higher else value < now):
-                return (
-                    f"{self.output / BEST} (step {best['step']}, {_shown(name)} {value:.4g}) is better than "
-                    f"the last checkpoint (step {last}, {_shown(name)} {now:.4g})"
-                )
-        return ""
+        step, best = self._kept()
+        now, name = self._scored().get(last), _shown(self.task.best_by[0])
+        if not self.config.keep_best or best is None or now is None or not self._better(best, now):
+            return ""
+        return (
+            f"{self.output / BEST} (step {step}, {name} {best:.4g}) is better than the last checkpoint "
+            f"(step {last}, {name} {now:.4g})"
+        )
 
 
 def _shown(name: str) -> str:

@@ -9,35 +9,25 @@ short convolutions do not count. The tests compare this with torch's own counter
 from __future__ import annotations
 
 import re
-import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch.utils.benchmark import Timer
 
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
-from models.checkpoints.load import meta_init
-from models.config import TextConfig, VLMConfig
 from models.gated_delta import CHUNK
 from models.packed_vision_transformer import PackedVisionConfig, image_windows
-from models.vision_language_model import part_size
-from training.config import PEAKS
-from training.optim import part_of
+from models.vision_language_model import VisionLanguageModel, part_size
 
 PARTS = ("vision_model", "projector", "language_model")
 
 
-@dataclass(frozen=True)
-class Amounts:
-    """How much of what goes through the model. `patches` are those of all `tiles`; `patch_pairs` sums, over
-    patches, how many each may look at in an average layer of the tower; `pairs` the same over positions.
-    Without positions, tiles go through the vision tower alone."""
+class Amounts(NamedTuple):
+    """Amounts of work of a batch by kind, or the cost of one of each. `patches` are those of all
+    `tiles`; `patch_pairs` sums, over patches, how many each may look at in an average layer of the tower;
+    `pairs` the same over positions."""
 
     tiles: float
     patches: float
@@ -64,7 +54,7 @@ def tower_amounts(vision: Any, sizes: Iterable[Sequence[int]], each: float = 1) 
 
 
 def amounts_of(batch: Mapping[str, Any], vision: Any) -> Amounts:
-    """What a batch sends through the model, without padding. `vision` is the tower's config.
+    """The amounts of a batch, without padding. `vision` is the tower's config.
 
     Segments of a row are blind to each other; segment 0, where there is one, is a prefix that all see.
     """
@@ -81,102 +71,78 @@ def amounts_of(batch: Mapping[str, Any], vision: Any) -> Amounts:
     return Amounts(*of_tower, int(lengths.sum()), int(pairs), int(labelled))
 
 
-@lru_cache(8)
-def image_weights(config: VLMConfig) -> tuple[float, float, bool]:
-    """Weights that each patch is multiplied with, in the tower's blocks and in the projector; and whether
-    that one has a norm in front, whose weights need the gradient of its products' input."""
-    with meta_init():
-        tower, projector, _ = FAMILIES[config.family].build(config)
-    blocks, after = (
-        sum(p.numel() for p in part.parameters() if p.dim() == 2) for part in (tower.layers, projector)
-    )
-    side = config.vision.least_side
-    patches = (side // config.vision.patch_size) ** 2
-    share = FAMILIES[config.family].positions(config, side, side) / patches
-    return blocks, after * share, any("norm" in name for name, _ in projector.named_parameters())
+def costs(model: VisionLanguageModel) -> Amounts:
+    """FLOPs that each patch, pair, position and label costs in forward and backward, by the weights that
+    learn (adapters among them), without the second forward pass of activation checkpointing.
 
-
-@lru_cache(8)
-def linear_sizes(config: VLMConfig, part: str = "language_model") -> list[dict[str, tuple[int, int]]]:
-    """(in, out) of the linear layers of each block of the language model, or of the tower."""
-    with meta_init():
-        tower, _, text = FAMILIES[config.family].build(config)
-    return [
-        {
-            name.rpartition(".")[2]: (layer.in_features, layer.out_features)
-            for name, layer in block.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
-        for block in (tower if part == "vision_model" else text).layers
-    ]
-
-
-def delta_products(text: TextConfig) -> int:
-    """Multiplications of a position in a gated delta rule (`models.gated_delta.delta_rule`): with the keys
-    and what the positions of its chunk add, and with the matrix before them."""
-    key, value = text.delta_key_dim, text.delta_value_dim
-    return text.delta_value_heads * (CHUNK * (2 * key + value) + 3 * key * value)
-
-
-def training_flops(
-    config: VLMConfig,
-    amounts: Amounts,
-    learns: frozenset[str] = frozenset(PARTS),
-    adapters: Mapping[str, int] = MappingProxyType({}),
-    recompute: bool = False,
-) -> float:
-    """FLOPs of forward and backward. `learns` says which of PARTS do; `adapters` is the number of weights
-    that LoRA trains in a part in their place; `recompute` counts the second forward pass of activation
-    checkpointing.
-
-    Backward repeats a product once for its input, where something in front of it learns, and once for its
+    Backward repeats a product once for its input, where something before it learns, and once for its
     weight, where that learns: three times forward where everything learns. Attention's two activations both
     get a gradient.
     """
-    assert learns <= set(PARTS), f"expected parts out of {PARTS}, got {sorted(learns)}"
-    vision, text = config.vision, config.text
-    # Forward, per patch: the patch convolution (pixels get no gradient), the tower, the projector.
+    config, vision, text = model.config, model.config.vision, model.config.text
+    products = dict[str, float]()  # of each part's weights
+    backward = dict[str, bool]()  # whether gradients go back through all of the part
+    before = False
+    for part in PARTS:
+        named = [*getattr(model, part).named_parameters(remove_duplicate=False)]
+        learns = any(p.requires_grad for _, p in named)
+        # The weights of a norm need the gradient of what the first product gets.
+        backward[part] = into = before or (learns and any("norm" in name for name, _ in named))
+        matrices = [
+            p for name, p in named if p.dim() == 2 and (part == "projector" or name.startswith("layers."))
+        ]
+        products[part] = sum(2 * p.numel() * (1 + p.requires_grad + into) for p in matrices)
+        before |= learns
+    in_tower, in_text = (1 + 2 * backward[part] for part in ("vision_model", "language_model"))
+    own = (p for name, p in model.vision_model.named_parameters() if "lora_" not in name)
+    # Pixels get no gradient.
     convolution = 2 * vision.num_channels * vision.patch_size**2 * vision.hidden_size
-    blocks, after, normed = image_weights(config)
-    tower, projector = 2 * blocks, 2 * after
-    seeing = vision.num_hidden_layers * 4 * vision.hidden_size  # per pair of patches
-    # Forward, per position, per pair of positions, and per labelled position.
-    products = 2 * sum(a * b for layer in linear_sizes(config) for a, b in layer.values())
+    convolution *= 1 + any(p.requires_grad for p in own)
+    side = vision.least_side
+    per_patch = FAMILIES[config.family].positions(config, side, side) / (side // vision.patch_size) ** 2
     mixers = [text.mixer(layer) for layer in range(text.num_hidden_layers)]
-    rules = mixers.count("delta") * 2 * delta_products(text)  # of which both sides get a gradient
     attending = sum(kind not in ("conv", "delta") for kind in mixers)
-    attention = attending * 4 * text.num_attention_heads * text.head_dim
-    head = 2 * text.hidden_size * text.vocab_size
-
-    sees, projects, speaks = (part in learns for part in PARTS)
-    in_tower, in_blocks = (adapters.get(PARTS[at], 0) for at in (0, 2))
-    into_tower = sees or in_tower > 0  # gradients go back through the tower, and the decoder
-    into_blocks = into_tower or projects or speaks or in_blocks > 0
-    patch = convolution * (1 + sees) + tower * (1 + sees + into_tower) + 3 * 2 * in_tower
-    patch_pair = seeing * (1 + 2 * into_tower)
-    if amounts.positions:
-        patch += projector * (1 + projects + (into_tower or (projects and normed)))
-    position = products * (1 + speaks + into_blocks) + 3 * 2 * in_blocks + rules * (1 + 2 * into_blocks)
-    pair = attention * (1 + 2 * into_blocks)
-    label = head * (1 + speaks + into_blocks)
-    if recompute:
-        patch, patch_pair = patch + tower * into_tower, patch_pair + seeing * into_tower
-        position, pair = position + products + rules, pair + attention
-    through_tower = patch * amounts.patches + patch_pair * amounts.patch_pairs
-    through_blocks = position * amounts.positions + pair * amounts.pairs
-    return through_tower + through_blocks + label * amounts.labelled
+    # A delta rule (`models.gated_delta.delta_rule`): with the keys and what the positions of its chunk add,
+    # and with the matrix before them.
+    key, value = text.delta_key_dim, text.delta_value_dim
+    rule = 2 * text.delta_value_heads * (CHUNK * (2 * key + value) + 3 * key * value)
+    head = model.language_model.lm_head.weight
+    return Amounts(
+        tiles=0,
+        patches=convolution + products["vision_model"] + per_patch * products["projector"],
+        patch_pairs=vision.num_hidden_layers * 4 * vision.hidden_size * in_tower,
+        positions=products["language_model"] + mixers.count("delta") * rule * in_text,
+        pairs=attending * 4 * text.num_attention_heads * text.head_dim * in_text,
+        labelled=2 * head.numel() * (1 + head.requires_grad + backward["language_model"]),
+    )
 
 
-def what_learns(model: nn.Module) -> tuple[frozenset[str], Counter[str]]:
-    """Parts of the model whose own weights learn, and the number of weights in each part's adapters."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    adapters: Counter[str] = Counter()
-    for name, p in named:
-        adapters[part_of(name)] += p.numel() * ("lora_" in name)
-    return frozenset(part_of(name) for name, _ in named if "lora_" not in name), adapters
+def training_flops(costs: Amounts, amounts: Amounts) -> float:
+    """FLOPs of forward and backward of so much, by what each `costs`."""
+    return sum(cost * amount for cost, amount in zip(costs, amounts, strict=True))
 
 
 # --------------------------------------------------------------------------------------------- devices
+# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums. TF32, in which
+# training multiplies float32, has half of that.
+PEAKS = {
+    "A10": 125e12,
+    "A100": 312e12,
+    "RTX A6000": 154.8e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "H100": 989.4e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H200": 989.4e12,
+    "GH200": 989.4e12,
+    "B200": 2250e12,
+    "RTX 3090": 71e12,
+    "RTX 4090": 165.2e12,
+    "RTX 5090": 209.5e12,
+}
+
+
 def known_peak(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of a GPU by what it calls itself; None for one that is not in the table, or another dtype."""
     share = {torch.bfloat16: 1.0, torch.float32: 0.5}.get(dtype)
@@ -186,23 +152,17 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that a product of two large matrices reaches here: the best of some, a tenth of a second in all.
-    They grow as long as a product is quick: of types that it has no instructions for, a CPU takes seconds for
-    a large one."""
-    wait = torch.accelerator.synchronize if device.type != "cpu" else lambda device: None
+    """FLOP/s that a product of two large matrices reaches here. They grow as long as a product is quick: of
+    types that it has no instructions for, a CPU takes seconds for a large one."""
     own = torch.Generator(device).manual_seed(0)  # the run's random numbers are left alone
-    side, best, spent, made = 256, 0.0, 0.0, 0
-    while spent < 0.1 or made < 3:  # of this size: a GPU's first one loads its library
+    best, seconds, side = 0.0, 0.0, 128
+    while seconds < 0.02 and side < 8192:
+        side *= 2
         # Not constants: their products are faster on a GPU than any that training computes.
         a = torch.randn(side, side, generator=own, device=device, dtype=dtype)
-        wait(device)
-        start = time.perf_counter()
-        a @ a
-        wait(device)
-        seconds = time.perf_counter() - start
-        best, spent, made = max(best, 2 * side**3 / seconds), spent + seconds, made + 1
-        if seconds < 0.02 and side < 8192:
-            side, made = 2 * side, 0
+        timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+        seconds = min(timer.blocked_autorange(min_run_time=0.03).times)
+        best = max(best, 2 * side**3 / seconds)
     return best
 
 

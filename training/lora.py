@@ -8,7 +8,7 @@ is in it whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -31,43 +31,49 @@ def _peft() -> ModuleType:
     return peft
 
 
-def lora_config(config: TrainConfig, targets: Mapping[str, Iterable[str]], whole: Sequence[str] = ()):
-    """peft's settings, for the `targets` within each list of layers, by its name, and for modules that learn
-    `whole`."""
-    within = [
-        rf"{re.escape(layers)}\.\d+\.(.*\.)?({'|'.join(map(re.escape, names))})"
-        for layers, names in targets.items()
-    ]
+def lora_config(config: TrainConfig, pattern: str, whole: Sequence[str] = ()):
+    """peft's settings, for layers whose names match the `pattern`, and for modules that learn `whole`."""
     return _peft().LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
-        target_modules=rf"(.*\.)?({'|'.join(within)})",
+        target_modules=pattern,
         bias="none",
         modules_to_save=list(whole) or None,
     )
 
 
-def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> None:
-    """Put adapters in. From then on they alone train, and a projector with a rate of its own. `places` is for
-    names that the tower stores in one tensor: peft could not open adapters of these."""
-    generator = torch.Generator().manual_seed(config.seed)
-    given = {
-        "language_model.layers": config.lora_targets,
-        "vision_model.layers": config.lora_vision_targets,
-    }
-    targets = {where: [one.strip() for one in names.split(",")] for where, names in given.items() if names}
-    for where, flag in (("language_model", "--lora-targets"), ("vision_model", "--lora-vision-targets")):
-        names = targets.get(f"{where}.layers", ())
-        linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
-        inside = [name for name in linear if name.startswith(f"{where}.layers.")]
-        alone = [name for name in inside if places(f"{name}.weight").parts == 1]
-        known = list(dict.fromkeys(name.rpartition(".")[2] for name in alone))
+def adapted_layers(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> dict[str, nn.Linear]:
+    """The linear layers that get adapters. `places` is for names that the tower stores in one tensor: peft
+    could not open adapters of these."""
+    found = dict[str, nn.Linear]()
+    for part, given in (
+        ("language_model", config.lora_targets),
+        ("vision_model", config.lora_vision_targets),
+    ):
+        names = [name.strip() for name in given.split(",")] if given else []
+        layers = {
+            name: layer
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Linear)
+            and name.startswith(f"{part}.layers.")
+            and places(f"{name}.weight").parts == 1
+        }
+        known = dict.fromkeys(name.rpartition(".")[2] for name in layers)
         # The default of the language model names what some families have, and others have not.
         wrong = [name for name in names if name not in known]
-        if wrong and (where == "vision_model" or len(wrong) == len(names)):
+        if wrong and (part == "vision_model" or len(wrong) == len(names)):
+            flag = "--lora-vision-targets" if part == "vision_model" else "--lora-targets"
             raise ValueError(f"{flag}: expected some of {', '.join(known)}, got {', '.join(wrong)}")
-    _peft().inject_adapter_in_model(lora_config(config, targets), model, _NAME)
+        found |= {name: layer for name, layer in layers.items() if name.rpartition(".")[2] in names}
+    return found
+
+
+def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> None:
+    """Put adapters in. From then on they alone train, and a projector with a rate of its own."""
+    generator = torch.Generator().manual_seed(config.seed)
+    pattern = "|".join(map(re.escape, adapted_layers(model, config, places)))
+    _peft().inject_adapter_in_model(lora_config(config, pattern), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
         if "lora_A" in name:  # drawn from the run's seed alone
@@ -108,7 +114,11 @@ def save_adapter(
             stored = places(name).name
             named[f"base_model.model.{stored}"] = value.contiguous()
             whole[stored.rpartition(".")[0]] = None
-    described = lora_config(config, {layers: sorted(names) for layers, names in targets.items()}, [*whole])
+    within = [
+        rf"{re.escape(layers)}\.\d+\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
+        for layers, names in targets.items()
+    ]
+    described = lora_config(config, rf"(.*\.)?({'|'.join(within)})", [*whole])
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
     folder = output / ADAPTER

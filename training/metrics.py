@@ -24,7 +24,7 @@ from data.packing import Batch
 from data.video import Clip
 from messages import for_terminal, one_line
 from training.config import TrainConfig
-from training.flops import peak_flops, training_flops, what_learns
+from training.flops import costs, peak_flops, training_flops
 from training.task import Answered, Task
 
 METRICS, RUN_ID = "metrics.jsonl", "wandb-run-id"
@@ -141,7 +141,7 @@ class Throughput:
 
     def __init__(self, task: Task, dtype: torch.dtype, first: int):
         self.task, self.ranks, ranks = task, task.ranks, task.ranks
-        self.learns, self.adapters = what_learns(task.model)
+        self.costs = costs(task.model)
         self.peak = peak_flops(ranks.device, dtype)[0] * ranks.world_size if ranks.is_first else 0.0
         self.first, self._last, self._began = first, first, time.monotonic()
         self._reset()
@@ -158,7 +158,7 @@ class Throughput:
             self._tokens += int(amounts.positions)
             self._images += batch.images
             self._samples += sum(map(len, batch.sample_ids))
-            self._flops += training_flops(self.task.model.config, amounts, self.learns, self.adapters)
+            self._flops += training_flops(self.costs, amounts)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Throughput:
             self._aside += time.monotonic() - began
 
     def row(self, done: int) -> dict[str, float]:
-        """What goes into metrics.jsonl after `done` steps; all ranks call it."""
+        """Speeds since the last row, for metrics.jsonl, after `done` steps; all ranks call it."""
         seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
         own = self._tokens, self._images, self._flops, self._samples
         tokens, images, flops, samples = self.ranks.sum(*own)
@@ -186,7 +186,7 @@ class Throughput:
 
 
 def small(image: Any) -> Image.Image:
-    """What `load_image` takes, or a video's first frame, as a small image."""
+    """A small copy of an image (whatever `load_image` takes), or of a video's first frame."""
     copy = load_image(next(image.frames([0])) if isinstance(image, Clip) else image).copy()
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy

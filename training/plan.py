@@ -2,47 +2,46 @@
 
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8
 
-This is arithmetic on the shapes in a `VLMConfig`: no GPU and no weights. `PUBLISHED` has what the shipped
-recipes name; other checkpoints need their config.json and tokenizer. What a recipe cannot know about its data
-is a flag (`PlanOptions`). The tests compare the formulas with autograd and with torch's counter.
+The run's model goes through a micro-batch under FakeTensorMode, where tensors have shapes and no numbers; the
+rest is arithmetic: no GPU and no weights. `PUBLISHED` has what the shipped recipes name; other checkpoints
+need their config.json and tokenizer. What a recipe cannot know about its data is a flag (`PlanOptions`).
 """
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from data.tiles import Images
 from families import FAMILIES
-from families.keys import checked
-from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.load import choose_family, meta_init
+from models.checkpoints.backbones import TEXT, VISION, choose_backbone
+from models.checkpoints.load import Uninitialised, read_config
+from models.checkpoints.save import written
 from models.checkpoints.sizes import PARTS as TABLE_PARTS
 from models.checkpoints.sizes import module_of
 from models.checkpoints.sources import open_files
-from models.config import TextConfig, VLMConfig
-from models.gated_delta import CHUNK
+from models.config import VLMConfig
 from models.losses import chunk_positions
-from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
-from training.distributed import compute_dtype
-from training.flops import (
-    Amounts,
-    known_peak,
-    linear_sizes,
-    peak_flops,
-    tower_amounts,
-    training_flops,
-)
+from training.distributed import blocks_of, compute_dtype
+from training.flops import PEAKS, Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
+from training.lora import adapted_layers
 from training.optim import is_muon_matrix, part_of
 from training.rows import new_tokenizer, sized
 
@@ -51,8 +50,7 @@ Tiles = tuple[tuple[int, int], ...]  # heights and widths in pixels of the parts
 _FILL = 0.97  # share of a packed row that is not padding
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """`kind` is cpu or cuda, `dtype` what is computed in, `peak` FLOP/s."""
 
     kind: str
@@ -63,7 +61,7 @@ class Device:
 
 @dataclass(frozen=True)
 class AverageRow:
-    """What the data decides; samples of a row are blind to each other. sizes: height and width in
+    """An average row of the data; its samples are blind to each other. sizes: height and width in
     pixels of each part of an image, none for the tower's tile; fill: share of positions that are not padding;
     labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
 
@@ -78,8 +76,7 @@ class AverageRow:
 @dataclass(frozen=True)
 class Plan:
     """A step is that of all ranks together. `memory` is bytes on each rank, without the libraries' own and
-    short-lived buffers. `run_flops` counts the blocks that activation checkpointing runs again; MFU does not.
-    `steps` and `hours` are None where the data's length is not known."""
+    short-lived buffers. `steps` and `hours` are None where the data's length is not known."""
 
     heading: str
     parameters: dict[str, int]
@@ -87,7 +84,6 @@ class Plan:
     memory: dict[str, int]
     step: dict[str, float]
     flops: float
-    run_flops: float
     steps: int | None
     hours: float | None
     rate: str
@@ -103,10 +99,7 @@ class Plan:
         lines += [line(name, f"{size / 2**30:,.2f}") + " GiB" for name, size in memory.items()]
         lines.append("a step, all ranks")
         lines += [line(name, f"{round(value):,}") for name, value in self.step.items()]
-        lines.append(line("model FLOPs", f"{self.flops:.3e}"))
-        if self.run_flops != self.flops:
-            lines.append(line("FLOPs run", f"{self.run_flops:.3e}"))
-        lines.append("the run")
+        lines += [line("model FLOPs", f"{self.flops:.3e}"), "the run"]
         if self.steps is None:
             return "\n".join([*lines, "  unknown length: give the number of rows (--plan-rows), or --steps"])
         lines += [line("steps", f"{self.steps:,}"), line("model FLOPs", f"{self.steps * self.flops:.3e}")]
@@ -120,7 +113,7 @@ def line(name: str, value: str) -> str:
 def make_plan(
     config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
 ) -> Plan:
-    ranks, learns = options.plan_ranks, config.learns
+    ranks = options.plan_ranks
     per_rank, left = divmod(config.batch_size, ranks)
     micro = config.micro_batch_size or max(1, per_rank)
     if left or per_rank % micro:
@@ -128,26 +121,26 @@ def make_plan(
             f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
             f"{ranks} x {micro}"
         )
-    with meta_init():
-        parameters = dict(VisionLanguageModel(shape).named_parameters())
-    shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
-    trainable: Counter[str] = Counter()
-    for name, parameter in parameters.items():
-        shown[module_of(name)] += parameter.numel()
-        if part_of(name) in learns:
-            trainable[module_of(name)] += parameter.numel()
-    if adapters := adapter_weights(config, shape):
-        shown["adapters"] = trainable["adapters"] = sum(adapters.values())
-
     positions, samples = config.batch_size * config.sequence_length, config.batch_size * row.samples
     tokens = positions * row.fill
+    sizes = _sizes(shape, row)
     amounts = Amounts(
-        *_of_tower(shape, row, config.batch_size),
+        *tower_amounts(shape.vision, sizes, config.batch_size * row.tiles / len(sizes)),
         positions=tokens,
         pairs=tokens * config.sequence_length * row.fill / row.samples,
         labelled=tokens * row.labelled,
     )
-    flops = training_flops(shape, amounts, learns, adapters)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = planned_model(config, shape)
+        needed = memory(config, ranks, device, model, row, micro)
+    shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
+    trainable: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        module = "adapters" if "lora_" in name else module_of(name)
+        shown[module] = shown.get(module, 0) + parameter.numel()
+        if parameter.requires_grad:
+            trainable[module] += parameter.numel()
+    flops = training_flops(costs(model), amounts)
     steps = None if row.total_samples is None else math.ceil(row.total_samples / samples)
     where = "1 rank" if ranks == 1 else f"each of {ranks} ranks ({config.parallel})"
     optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[config.muon]
@@ -155,7 +148,7 @@ def make_plan(
         heading=f"memory of {where}, {str(device.dtype).removeprefix('torch.')}, {optimizer}",
         parameters=shown,
         trainable=dict(trainable),
-        memory=memory(config, ranks, device, shape, row, parameters, micro),
+        memory=needed,
         step={
             "rows": config.batch_size,
             "positions": positions,
@@ -165,206 +158,132 @@ def make_plan(
             "samples": samples,
         },
         flops=flops,
-        run_flops=training_flops(shape, amounts, learns, adapters, config.activation_checkpointing),
         steps=steps,
         hours=None if steps is None else steps * flops / (options.plan_mfu * device.peak * ranks) / 3600,
         rate=f"{options.plan_mfu:.0%} of {ranks} x {device.peak / 1e12:,.4g} TFLOP/s",
     )
 
 
-def _of_tower(shape: VLMConfig, row: AverageRow, rows: int) -> tuple[float, float, float]:
-    """Tiles of so many rows, their patches, and the pairs of these."""
-    sizes = row.sizes or ((shape.vision.least_side,) * 2,)
-    return tower_amounts(shape.vision, sizes, rows * row.tiles / len(sizes))
+def _sizes(shape: VLMConfig, row: AverageRow) -> Tiles:
+    return row.sizes or ((shape.vision.least_side,) * 2,)
 
 
-def adapter_weights(config: TrainConfig, shape: VLMConfig) -> Counter[str]:
-    """Weights of LoRA adapters by part, {} without: r · (in + out) for each layer (arXiv:2106.09685)."""
-    found: Counter[str] = Counter()
-    for part, flag in (("language_model", "lora_targets"), ("vision_model", "lora_vision_targets")):
-        targets = {name.strip() for name in getattr(config, flag).split(",")} - {""}
-        layers = [item for block in linear_sizes(shape, part) for item in block.items()]
-        if unknown := sorted(targets - dict(layers).keys()):
-            flag, known = flag.replace("_", "-"), ", ".join(dict(layers))
-            raise ValueError(f"--{flag}: expected {known}, got {', '.join(unknown)}")
-        found[part] = config.lora_rank * sum(sum(size) for name, size in layers if name in targets)
-    return +found
+def planned_model(config: TrainConfig, shape: VLMConfig) -> VisionLanguageModel:
+    """The model that the run trains, with LoRA's factors as plain parameters in place of peft's, which takes
+    seconds to import."""
+    with Uninitialised():
+        model = VisionLanguageModel(shape)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) in config.learns)
+    if config.lora_rank:
+        for layer in adapted_layers(model, config, written(shape)[1]).values():
+            layer.lora_A = nn.Parameter(torch.empty(config.lora_rank, layer.in_features))
+            layer.lora_B = nn.Parameter(torch.empty(layer.out_features, config.lora_rank))
+            layer.register_forward_hook(_adapter)
+    return model
+
+
+def _adapter(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- memory
 def memory(
-    config: TrainConfig,
-    ranks: int,
-    device: Device,
-    shape: VLMConfig,
-    row: AverageRow,
-    parameters: dict[str, nn.Parameter],
-    micro: int,
+    config: TrainConfig, ranks: int, device: Device, model: VisionLanguageModel, row: AverageRow, micro: int
 ) -> dict[str, int]:
-    """Bytes on each rank for one micro-batch, by what takes them.
-
-    In bfloat16, products run in bfloat16 over float32 master weights: by autocast, which keeps a copy of each
-    matrix until backward is through, or under FSDP by gathering a block at a time in bfloat16.
-    """
-    text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
-    residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
-    parts, adapters = config.learns, sum(adapter_weights(config, shape).values())
-    learns = {name: p for name, p in parameters.items() if part_of(name) in parts}
-    trained = sum(p.numel() for p in learns.values()) + adapters
+    """Bytes on each rank for one micro-batch, by what takes them. Weights are float32; in bfloat16, products
+    run under autocast, or under FSDP on blocks that are gathered in bfloat16, two at a time."""
+    text, full = model.config.text, device.dtype == torch.float32
+    parameters = dict(model.named_parameters())
+    learns = {name: p for name, p in parameters.items() if p.requires_grad}
+    trained = sum(p.numel() for p in learns.values())
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
-    shards = ranks if fsdp else 1
-    master = 4 * (sum(p.numel() for p in parameters.values()) + adapters) / shards
-    gathered = 0
-    if fsdp:  # held whole at a time: the largest block, the next one, and what is in no block
-        blocks: Counter[str] = Counter()
-        for name, parameter in parameters.items():
-            head, found, rest = name.partition(".layers.")
-            blocks[f"{head}.{rest.split('.')[0]}" if found else ""] += parameter.numel()
-        gathered = blocks.pop("") + 2 * max(blocks.values())
-    # Gathered blocks have whole gradients until these are scattered.
-    gradients = 4 * trained / shards + ((4 if full else 2) * gathered if learns else 0)
-    weights = master + 4 * gathered if full else 2 * (gathered or _cast(_reached(config), shape, parameters))
-
+    shards, gathered = 1, 0
+    if config.parallel == "fsdp" and ranks > 1:  # whole are two blocks, and what is in no block
+        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
+        everything = sum(p.numel() for p in parameters.values())
+        shards, gathered = ranks, (4 if full else 2) * (everything - sum(blocks) + 2 * max(blocks))
     labelled = micro * config.sequence_length * row.fill * row.labelled
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
     # states of labelled positions with their gradient; see models/losses.py.
     chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
-    logits = chunk * text.vocab_size * (4 + (2 * product if product < 4 else 0))
-    activations = activation_bytes(config, shape, row, micro, residual, product, device.kind == "cuda")
-    if device.kind == "cpu" and row.samples > 1:
-        # The mask between samples, T² for a row.
-        activations += micro * config.sequence_length**2 * product
-    # Numbers of the micro-batch that is computed with, and of the next, which is copied meanwhile.
-    _, patches, _ = _of_tower(shape, row, micro)
-    pixels = 2 * 4 * patches * shape.vision.num_channels * shape.vision.patch_size**2
+    logits = chunk * text.vocab_size * (4 if full else 8) + 8 * labelled * text.hidden_size
     result = {
-        "weights": weights,
-        "master weights": 0 if full else master,
-        "gradients": gradients,
+        "weights": 4 * sum(p.numel() for p in parameters.values()) / shards + gathered,
+        # Gathered blocks have whole gradients until these are scattered.
+        "gradients": 4 * trained / shards + (gathered if learns else 0),
         # Two moments of AdamW, one momentum of Muon; float32.
         "optimizer state": (8 * (trained - muon) + 4 * muon) / shards,
         "weight average": 4 * trained / shards if config.ema else 0,
-        "activations": activations,
-        "pixels": pixels if device.kind == "cuda" else 0,
-        "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
+        "activations": activation_bytes(config, device, model, row, micro),
+        "logits of a chunk": logits,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
 
 
-def _reached(config: TrainConfig) -> frozenset[str]:
-    """The parts that learn, by their own weights or by adapters in the tower."""
-    return config.learns | ({"vision_model"} if config.lora_vision_targets else set())
-
-
-def _cast(parts: frozenset[str], shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
-    """Weights that autocast copies until backward: matrices and their biases, but neither tables nor norms,
-    and not those in front of everything that learns, which backward does not reach."""
-    frozen = {"vision_model", "projector"} - parts
-    unreached = frozen if len(frozen) == 2 else frozen & {"vision_model"}
-    tables = ("norm", "embed_tokens", "position_embedding")
-    copied = sum(
-        p.numel()
-        for name, p in parameters.items()
-        if part_of(name) not in unreached and not any(table in name for table in tables)
-    )
-    # A tied head is multiplied with as well.
-    return copied + (shape.text.vocab_size * shape.text.hidden_size if shape.tie_word_embeddings else 0)
-
-
 def activation_bytes(
-    config: TrainConfig,
-    shape: VLMConfig,
-    row: AverageRow,
-    micro: int,
-    residual: int,
-    product: int,
-    fused: bool,
+    config: TrainConfig, device: Device, model: VisionLanguageModel, row: AverageRow, micro: int
 ) -> float:
-    """What one micro-batch keeps for backward on one rank, without the head's share.
+    """Bytes that autograd keeps of a micro-batch's forward pass, without the head's; copies of weights that
+    autocast makes are in it. With checkpointing, a block keeps its input alone, and one at a time everything.
 
-    Products keep their inputs: one for q, k, v and one for gate, up (or fc1), but one each under autocast,
-    where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
-    head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
+    Of blocks that are alike two run: the first one keeps what all share as well. On a GPU a fused norm keeps
+    a little less than is counted.
     """
-    vision, text, learns = shape.vision, shape.text, _reached(config)
-    casts, size = residual != product, 0.0
-    (_, patches, _), positions = _of_tower(shape, row, micro), micro * config.sequence_length
-    packed = isinstance(vision, PackedVisionConfig)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept = dict[int, torch.UntypedStorage]()  # held, so that no address is given twice
+    total, inputs = 0, 0
+    of_kind = dict[Any, list[int]]()  # of each block, by what blocks that are alike have in common
 
-    def rms(width: int, learns: bool) -> float:
-        """A fused norm keeps its input; elsewhere a float32 one, and what comes out before the weight."""
-        return width * residual + 4 if fused else width * (8 if learns else 4)
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal total
+        storage = tensor.untyped_storage()
+        if storage._cdata not in kept and storage._cdata not in weights:
+            kept[storage._cdata] = storage
+            total += storage.nbytes()
+        return tensor
 
-    def blocks(each: list[float], width: int) -> float:
-        return len(each) * width * residual + max(each) if config.activation_checkpointing else sum(each)
+    def forward(block: nn.Module, plain: Callable, x: Tensor, *given: Any) -> Tensor:
+        nonlocal total, inputs
+        kind = (x.requires_grad, *((p.shape, p.requires_grad) for p in block.parameters()))
+        before, seen = total, of_kind.setdefault(kind, [])
+        if len(seen) < 2:
+            out = plain(x, *given)
+        else:
+            total, out = total + seen[1], x.clone()
+        seen.append(total - before)
+        inputs += x.nbytes
+        return out
 
-    if "vision_model" in learns:
-        width, gated = vision.hidden_size, packed and vision.gated_mlp
-        norm = rms(width, True) if packed and vision.norm == "rms" else width * residual + 8
-        # LayerNorms keep their input, mean and deviation; the MLP keeps what goes into its activation and
-        # comes out, a gated one also what that is multiplied with, and the product; packed attention joins
-        # what comes out of its segments.
-        block = 2 * norm + (4 + gated if casts else 2) * width * product
-        block += (4 + packed) * width * product + 4 * vision.num_attention_heads
-        block += (4 if gated else 2) * vision.intermediate_size * product
-        tower = blocks([block] * vision.num_hidden_layers, width) + width * residual + 8
-        size += patches * (vision.num_channels * vision.patch_size**2 * product + tower)
-    if packed:
-        deep = len(vision.taps)
-        if {"vision_model", "projector"} & learns:
-            # Each merger keeps what goes into its norm, of some with a copy, its layers and its activation.
-            inner = vision.merger_width or vision.hidden_size * vision.merge_size**2
-            normed = vision.merger_norm != "none"
-            merger = vision.hidden_size * (residual * normed + product) + 8
-            merger += 2 * inner / vision.merge_size**2 * product
-            size += patches * (merger * (1 + deep) + deep * vision.hidden_size * residual)
-            size += patches / vision.merge_size**2 * (1 + deep) * text.hidden_size * residual
-        # The first block's input lies in one tensor with what is added after the next ones.
-        size += positions * deep * text.hidden_size * residual
-    elif "projector" in learns:
-        size += patches * vision.hidden_size * product
-
-    # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
-    speaks, width = "language_model" in learns, text.hidden_size
-    needs_inputs = speaks or config.lora_rank > 0
-    norm = rms(width, speaks)
-    heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
-    swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
-    attention: float = 2 * (heads + keys) * product + 4 * text.num_attention_heads
-    attention += (3 if casts else 1) * width * product * needs_inputs
-    if text.attention_gate:  # its sigmoid, and what that weighs
-        attention += (2 if casts else 3) * heads * product
-    if text.qk_norm:
-        attention += rms(heads + keys, speaks)
-    # A short convolution keeps its gates and value, what its taps are multiplied with, plain and padded, the
-    # sum, and the inputs of its two products.
-    convolution = (3 + 2 * speaks + 2 * needs_inputs) * width * product + width * residual
-    mixers = {
-        "attention": attention,
-        "conv": convolution,
-        "delta": _delta_bytes(text, residual, product, speaks),
-    }
-    shared = text.block_norms * norm + (1 + casts) * width * product * needs_inputs + swiglu
-    if text.block_norms > 2:  # after each part as well, of which what came out is kept
-        shared += 2 * width * residual
-    each = [shared + mixers.get(text.mixer(layer), attention) for layer in range(text.num_hidden_layers)]
-    return size + positions * (blocks(each, width) + norm)
-
-
-def _delta_bytes(text: TextConfig, residual: int, product: int, speaks: bool) -> float:
-    """What the gated delta rule keeps of a position: its convolution as a short one does, and in float32
-    scores within a chunk, the matrix before it, keys, queries, what is added, and the gated norm."""
-    heads, dim, value_dim = text.delta_value_heads, text.delta_key_dim, text.delta_value_dim
-    keys, values = heads * dim, heads * value_dim
-    inputs = 2 * text.delta_key_heads * dim + values
-    scores = heads * (6 * CHUNK + dim * value_dim / CHUNK + 10)
-    rule = 4 * (scores + 6 * keys + (7 + speaks) * values + inputs) + CHUNK
-    return rule + inputs * (residual + 2 * speaks * product) + (heads + values) * product
+    for block in blocks_of(model):
+        block.forward = partial(forward, block, block.forward)
+    length, sizes = config.sequence_length, _sizes(model.config, row)
+    images = [torch.zeros(3, *sizes[at % len(sizes)]) for at in range(round(micro * row.tiles))]
+    positions = torch.arange(length) % math.ceil(length / row.samples)
+    places_of = (3, micro, length) if model.config.text.rope_sections else (micro, length)
+    masked = row.samples > 1 and device.kind == "cpu"  # on a GPU the mask is a few blocks
+    with (
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # of a norm in two types
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=device.dtype != torch.float32),
+    ):
+        pixels = torch.stack(images) if images and len({*sizes}) == 1 else images
+        features = torch.cat(tuple(model.encode_images(pixels))) if images else None
+        x = model.place_features(
+            torch.zeros(micro, length, dtype=torch.int64),
+            features,
+            torch.arange(0 if features is None else len(features)),
+        )
+        mask = torch.ones(micro, length, length, dtype=torch.bool) if masked else None
+        model.language_model(x, mask, position_ids=positions.expand(places_of))
+    sizes_of_blocks = [size for seen in of_kind.values() for size in seen]
+    kept_again = max(sizes_of_blocks) - sum(sizes_of_blocks) + inputs
+    return total + kept_again if config.activation_checkpointing else total
 
 
 # ----------------------------------------------------------------------------------- from a recipe
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
-    """What the run is planned for. By default, --device cpu means this machine's CPU."""
+    """The device that the run is planned for. By default, --device cpu means this machine's CPU."""
     wanted, here = options.plan_device.lower(), torch.cuda.is_available()
     if wanted == "auto" and config.device == "cpu":
         wanted = "cpu"
@@ -375,7 +294,11 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     if wanted == "cpu" or (wanted == "auto" and here):
         return Device(kind, dtype, *peak_flops(torch.device(kind), dtype))
     name = "H100" if wanted == "auto" else options.plan_device
-    return Device(kind, dtype, known_peak(name, dtype) or 0.0, f"{name}, data sheet")
+    if (peak := known_peak(name, dtype)) is None:
+        raise ValueError(
+            f"--plan-device: expected auto, cpu, {', '.join(PEAKS)}, or --plan-tflops, got {name}"
+        )
+    return Device(kind, dtype, peak, f"{name}, data sheet")
 
 
 def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
@@ -421,81 +344,8 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     return f"{plan.table()}\n{assumed}"
 
 
-# Configs of the checkpoints that the shipped recipes name, as the Hub has them: a plan needs no network.
-def _smollm2(
-    width: int, inner: int, layers: int, heads: int, key_heads: int, vocabulary: int = 49_152
-) -> dict:
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100_000,
-        "tie_word_embeddings": True,
-    }
-
-
-_SIGLIP = {"model_type": "siglip_vision_model"}  # the rest is as transformers has it by default: base/16
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "google/siglip-base-patch16-224": _SIGLIP | {"image_size": 224},
-    "google/siglip2-base-patch16-512": _SIGLIP | {"image_size": 512},
-    "HuggingFaceTB/SmolLM2-135M": _smollm2(576, 1536, 30, 9, 3),
-    "HuggingFaceTB/SmolLM2-360M-Instruct": _smollm2(960, 2560, 32, 15, 5),
-    "HuggingFaceTB/SmolVLM-256M-Instruct": {
-        "model_type": "idefics3",
-        "image_token_id": 49_190,
-        "scale_factor": 4,
-        "tie_word_embeddings": False,
-        "text_config": _smollm2(576, 1536, 30, 9, 3, 49_280),
-        "vision_config": {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16},
-    },
-    "Qwen/Qwen3-VL-2B-Instruct": {
-        "model_type": "qwen3_vl",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 262_144,
-        },
-        "vision_config": {
-            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096,
-            "deepstack_visual_indexes": [5, 11, 17],
-        },
-    },
-    "Qwen/Qwen3.5-0.8B": {
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-            "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
-            "max_position_embeddings": 262_144,
-        },
-        "vision_config": {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072},
-    },
-    "LiquidAI/LFM2.5-VL-450M": {
-        "model_type": "lfm2_vl",
-        "text_config": {
-            "hidden_size": 1024, "block_ff_dim": 6656, "num_hidden_layers": 16, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        },
-        "vision_config": {},  # as transformers has it by default
-    },
-}  # fmt: skip
-_QWEN_IMAGES = {"patch_size": 16, "size": {"longest_edge": 2**24}}
-# Of those that see, the settings of their preprocessor_config.json that are not the defaults.
-IMAGES: dict[str, dict[str, Any]] = {
-    "HuggingFaceTB/SmolVLM-256M-Instruct": {
-        "size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}
-    },
-    "Qwen/Qwen3-VL-2B-Instruct": _QWEN_IMAGES,
-    "Qwen/Qwen3.5-0.8B": _QWEN_IMAGES,
-    "LiquidAI/LFM2.5-VL-450M": {},
-}  # fmt: skip
+# What the Hub has of the checkpoints that the shipped recipes name: a plan of these needs no network.
+PUBLISHED = json.loads((Path(__file__).parents[1] / "configs/published.json").read_text(encoding="utf-8"))
 SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
@@ -514,16 +364,16 @@ def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
 
 
 def _joined_shape(config: TrainConfig) -> VLMConfig:
-    """Of a model that starts from backbones."""
-    stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
-    text = read_text_config(stored)
+    """The shape of a model that starts from backbones."""
+    stored, seen = config_of(config.text_from), config_of(config.vision_from)
+    added = len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
+    text = choose_backbone(stored, TEXT).read_config(stored)
     if config.text_from in PUBLISHED:
         vocabulary = text.vocab_size + added
     else:
         vocabulary = max(text.vocab_size, len(new_tokenizer(open_files(config.text_from).processor_folder)))
-    return checked(
-        VLMConfig,
-        vision=read_vision_config(config_of(config.vision_from)),
+    return VLMConfig(
+        vision=choose_backbone(seen, VISION).read_config(seen),
         text=replace(text, vocab_size=vocabulary),
         scale_factor=config.scale_factor,
         image_token_id=vocabulary - 1,
@@ -532,19 +382,18 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    return PUBLISHED.get(source) or open_files(source).config
+    return PUBLISHED[source]["config.json"] if source in PUBLISHED else open_files(source).config
 
 
 def stored_shape(source: str) -> VLMConfig:
     """The shape of a checkpoint."""
-    stored = config_of(source)
-    return choose_family(stored, source).read_config(stored, {}, {})
+    return read_config(config_of(source), source)
 
 
 def _images_of(source: str, shape: VLMConfig) -> Images:
-    """How a checkpoint's processor cuts images."""
-    if source in IMAGES:
-        return FAMILIES[shape.family].image_rule(IMAGES[source], shape)
+    """The rule by which a checkpoint's processor cuts images."""
+    if source in PUBLISHED:
+        return FAMILIES[shape.family].image_rule(PUBLISHED[source]["preprocessor_config.json"], shape)
     return Processor.from_pretrained(source, shape).images
 
 

@@ -30,20 +30,20 @@ _DAPO_HIGH = 0.28
 
 
 def advantages(rewards: Tensor, loss: str) -> Tensor:
-    """Of rewards (Q, G) of G answers to each of Q questions, how much better than its group each is."""
+    """Advantages (Q, G) of answers over their groups, from rewards (Q, G) of G answers to Q questions."""
     centred = rewards - rewards.mean(1, keepdim=True)
     return centred if loss == "dr_grpo" else centred / (rewards.std(1, keepdim=True) + _LITTLE)
 
 
 def token_weights(lengths: Sequence[int], config: TrainConfig) -> list[float]:
-    """What a token of each answer weighs in a sum that is divided by `step_weight`."""
+    """The weight of a token of each answer in a sum that is divided by `step_weight`."""
     if config.policy_loss == "grpo":
         return [1 / length for length in lengths]
     return [1 / config.answer_tokens if config.policy_loss == "dr_grpo" else 1.0] * len(lengths)
 
 
 def step_weight(lengths: Sequence[int], config: TrainConfig) -> float:
-    """What the sum over a step is divided by, of the answers of all its questions."""
+    """The divisor of the sum over a step, from the lengths of all its answers."""
     return float(sum(lengths) if config.policy_loss == "dapo" else len(lengths))
 
 

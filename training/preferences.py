@@ -98,7 +98,7 @@ class PreferencesTask(RowsTask):
         return PreferencesLoss(self.model, blank, self.config)
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
-        """As for rows; of each pair it is known whether it counts in the accuracy."""
+        """The scores of rows, with an interval of the accuracy, which counts pairs."""
         scores = super().evaluate(wrapped, step)
         if accuracy := scores.get("eval_accuracy"):
             right = round(accuracy.value * accuracy.n)
@@ -106,5 +106,5 @@ class PreferencesTask(RowsTask):
         return scores
 
     def count(self, batches: Sequence[Batch]) -> float:
-        """Of pairs."""
+        """The number of pairs."""
         return float(sum(bool(ids) for batch in batches for ids in batch.sample_ids))

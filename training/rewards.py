@@ -167,7 +167,7 @@ REWARDS: dict[str, Callable[..., list[float]]] = {
 
 @contextmanager
 def _code_of(name: str) -> Iterator[None]:
-    """Whatever a person's function raises becomes a ValueError that says where."""
+    """Turns whatever a user's function raises into a ValueError with file and line."""
     try:
         yield
     except Exception as error:  # of code that is not ours

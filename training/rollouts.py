@@ -48,7 +48,9 @@ from training.task import Answered, Question, Score
 _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
 # Of each `rollout_step`: its device, why it cannot run a language model, if so, and what makes it.
 _STEPS = {"c": ("cpu", unsupported, NativeStep), "cuda": ("cuda", graph.unsupported, graph.GraphStep)}
-_SCORED_BY = 64  # questions, by which one has to be scored
+_SCORED_BY = 64  # number of questions by which one has to be scored
+_OF_BATCH = ("batch_size", "group_size", "updates")
+_OF_ANSWERS = ("drawn", "advantage", "weight")
 
 
 @dataclass(eq=False)
@@ -77,23 +79,20 @@ class Group:
 
     @property
     def varies(self) -> bool:
-        """Whether one answer is better than another: else there is nothing to learn."""
+        """True if one answer is better than another: else there is nothing to learn."""
         return max(self.totals) > min(self.totals)
 
-    def answer(self, outputs: Sequence[RequestOutput], processor: Processor) -> None:
-        """Take the answers; a ValueError says why there is none."""
+    def answer(self, outputs: Sequence[RequestOutput], processor: Processor, rewards: Rewards) -> None:
+        """Take the answers and their rewards; a ValueError says why there is no answer."""
         for output in outputs:
             if output.error is not None:
                 name, number = self.sample.sample_id
-                raise ValueError(
-                    f"{name}, row {number}: cannot be answered: {output.error}"
-                ) from output.error
+                said = f"{name}, row {number}: cannot be answered: {output.error}"
+                raise ValueError(said) from output.error
             self.ids.append(output.token_ids)
             self.drawn.append([float(one.logprob or 0.0) for one in output.logprobs or ()])
             self.ended.append(output.stop_reason == "stop")
         self.texts = [processor.decode(ids).strip() for ids in self.ids]
-
-    def score(self, rewards: Rewards) -> None:
         assert self.sample.row is not None, "a question has its row"
         self.rewards = rewards(self.texts, self.sample.row)
         self.totals = rewards.totals(self.rewards) or [0.0] * len(self.texts)
@@ -162,7 +161,7 @@ class RewardsTask(RowsTask):
         self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
         self.groups: list[Group] = []
         self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
-        self.scored: list[bool] | None = []  # whether each question so far was; None: one was, all ranks know
+        self.unscored: float | None = 0  # number of questions so far; None once a reward has scored one
         # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
         self.sums: dict[str, tuple[float, float]] = {}
         self.peaks: dict[str, float] = {}
@@ -196,57 +195,41 @@ class RewardsTask(RowsTask):
             self._before = self.loader.state
             if not self.restored:
                 self.rolled, self.trained = self.rolled + 1, 0
-            # Before rows are read: ranks do both together, and reading may fail on one.
-            self._check_scores()
+            # Before rows are read: ranks put the model together, and reading may fail on one.
             model, step = self._answering()
             self.groups = self._asked(next(questions))
             if self.restored:
-                self._restore()
+                for group in self.groups:
+                    vars(group).update(self.restored[group.place])
+                self.restored = {}
             else:
                 seed = self.config.seed
                 seeds = [key_of(seed, "answers", self.rolled, group.place) for group in self.groups]
                 self._answer(self.groups, model, step, self.options, seeds)
                 self._describe(self.groups)
-                if self.scored is not None:
-                    self.scored += [bool(group.rewards) for group in self.groups]
             del model, step
             batches = self._packed()
             while self.trained < self.config.updates:
                 self.trained += 1
                 yield batches
 
-    def _check_scores(self) -> None:
-        """Raises ValueError where no reward suits any row so far."""
-        if self.scored is None:
-            return
-        asked, scored = self.ranks.sum(len(self.scored), sum(self.scored))
-        if scored:
-            self.scored = None
-        elif asked >= _SCORED_BY:
-            raise ValueError(
-                f"--rewards: none could score any of {asked:.0f} questions: "
-                f"{'; '.join(self.rewards.refused.values())}; the latest row has "
-                f"{', '.join(self.groups[-1].sample.row or ())}, of which target is its last answer"
-            )
-
     def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
         """The model with its weights of now, and the step that samples; None is the eager one."""
-        name = self.config.rollout_step
+        name, got = self.config.rollout_step, self.ranks.device.type
         # The steps that are not eager know no adapters: a copy has them merged.
-        copied = name == "c" or (name == "cuda" and self.config.lora_rank > 0)
-        model = answering_model(self, copied=copied)
+        model = answering_model(self, copied=name == "c" or (name == "cuda" and self.config.lora_rank > 0))
         if name == "eager":
             return model, None
         device, refused, new_step = _STEPS[name]
         reason = refused(model.language_model)
-        if self.ranks.device.type != device:
-            reason = f"expected the device {device}, got {self.ranks.device.type}"
-        if reason:
-            raise ValueError(f"--rollout-step {name}: {reason}; use eager")
+        if got != device:
+            reason = f"expected the device {device}, got {got}"
         try:
-            return model, new_step(model.language_model)
+            if not reason:
+                return model, new_step(model.language_model)
         except NoCompiler as error:
-            raise ValueError(f"--rollout-step {name}: {error}; use eager") from None
+            reason = str(error)
+        raise ValueError(f"--rollout-step {name}: {reason}; use eager")
 
     def _asked(self, batches: list[Batch]) -> list[Group]:
         """A group for each question of this rank, whose batches have one each, or padding."""
@@ -270,8 +253,7 @@ class RewardsTask(RowsTask):
         outputs = roll_out(model, step, groups, options, seeds, self.config.answers_at_once)
         self.model.train()
         for group, of_group in zip(groups, outputs, strict=True):
-            group.answer(of_group, self.processor)
-            group.score(self.rewards)
+            group.answer(of_group, self.processor, self.rewards)
 
     def _packed(self) -> list[Batch]:
         """Micro-batches of the groups that say something, and of padding as far as ranks need some."""
@@ -329,41 +311,30 @@ class RewardsTask(RowsTask):
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
         """Where the rows stand; in the midst of a batch of answers, where they stood before it, and these."""
-        if self.trained == self.config.updates:
-            return self._state(super().state_dict(), 0, [])
-        now, self.loader.state = self.loader.state, self._before
+        trained, groups, now = 0, list[dict[str, Any]](), self.loader.state
+        if self.trained < self.config.updates:
+            trained, groups = self.trained, [group.state() for group in self.groups]
+            self.loader.state = self._before
         rows, self.loader.state = super().state_dict(), now
-        return self._state(rows, self.trained, [group.state() for group in self.groups])
-
-    def _state(self, rows: dict[str, Any], trained: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = {name: getattr(self.config, name) for name in _OF_BATCH}
-        scored = self.scored is None or any(self.scored)
-        logged = {"sums": self.sums, "peaks": self.peaks, "scored": scored}
-        return {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups} | batch | logged
+        state = {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups}
+        state |= {name: getattr(self.config, name) for name in _OF_BATCH}
+        return state | {"sums": self.sums, "peaks": self.peaks}
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
         self.rolled, trained = states[0]["rolled"], states[0]["trained"]
-        # Where nothing was scored it is counted anew: by then the rewards may be others.
-        self.scored = None if any(state.get("scored", True) for state in states) else []
         self.restored = {group["place"]: group for state in states for group in state["groups"]}
         self.trained = self.noted = trained if self.restored else self.config.updates
         for name in _OF_BATCH if self.restored else ():
-            if (got := getattr(self.config, name)) != (was := states[0].get(name, got)):
+            if (got := getattr(self.config, name)) != (was := states[0][name]):
                 raise DatasetError(
                     f"{name}: cannot change in the midst of a batch of answers, which the saved run was in: "
                     f"expected {was}, got {got}"
                 )
         for state in states[self.ranks.rank :: self.ranks.world_size]:
-            for name, (total, count) in state.get("sums", {}).items():
+            for name, (total, count) in state["sums"].items():
                 self._note(name, total, count=count)
-            self._peak(state.get("peaks", {}))
-
-    def _restore(self) -> None:
-        for group in self.groups:
-            for name, value in self.restored[group.place].items():
-                setattr(group, name, value)
-        self.restored = {}
+            self._peak(state["peaks"])
 
     # --------------------------------------------------------------------------------------- to look at
     def _describe(self, groups: list[Group]) -> None:
@@ -412,29 +383,35 @@ class RewardsTask(RowsTask):
     def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
         gathered = self.ranks.gather((self.sums, self.peaks))
         self.sums, self.peaks = {}, {}
-        row = {"policy_loss": loss / max(labels, 1.0)}
+        row, asked = {"policy_loss": loss / max(labels, 1.0)}, 0.0
         for name in dict.fromkeys(name for sums, _ in gathered for name in sums):
-            totals, counts = zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered))
-            row |= {name: sum(totals) / sum(counts)} if sum(counts) else {}
+            totals, counts = map(sum, zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered)))
+            row |= {name: totals / counts} if counts else {}
+            asked = counts if name == "unscored" else asked
         for name in dict.fromkeys(name for _, peaks in gathered for name in peaks):
             row[name] = max(peaks[name] for _, peaks in gathered if name in peaks)
+        if self.unscored is not None:
+            self.unscored = None if "reward" in row else self.unscored + asked
+            if self.unscored is not None and self.unscored >= _SCORED_BY:
+                raise ValueError(
+                    f"--rewards: none could score any of {self.unscored:.0f} questions: "
+                    f"{'; '.join(self.rewards.refused.values())}; the latest row has "
+                    f"{', '.join(self.groups[-1].sample.row or ())}, of which target is its last answer"
+                )
         return row | ({"ratio_min": -row["ratio_min"]} if "ratio_min" in row else {})
 
     def answered(self) -> list[Answered]:
         """The best and the worst answer of two groups, with their images."""
         shown = []
         for group in sorted(self.groups, key=lambda group: not group.varies)[:2]:
+            row = group.sample.row or {}
+            images = tuple(one for one in group.sample.images if not isinstance(one, Clip))
+            question = Question(images, str(row["question"]), str(row["target"]))
             order = sorted(range(len(group.totals)), key=lambda answer: group.totals[answer])
-            question = self._question(group)
             for answer in (order[-1], order[0]):
                 ended = "stop" if group.ended[answer] else "length"
                 shown.append(Answered(question, group.texts[answer], group.totals[answer], ended))
         return shown
-
-    def _question(self, group: Group) -> Question:
-        row, sources = group.sample.row or {}, group.sample.images
-        images = tuple(one for one in sources if not isinstance(one, Clip))
-        return Question(images, str(row["question"]), str(row["target"]))
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
@@ -453,7 +430,3 @@ class RewardsTask(RowsTask):
         if not found:
             raise DatasetError("--eval-data: no row can be scored, on any rank")
         return dict(zip(("eval_reward", "eval_cut_off"), map(Score.of, zip(*found))))
-
-
-_OF_BATCH = ("batch_size", "group_size", "updates")
-_OF_ANSWERS = ("drawn", "advantage", "weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -24,7 +25,8 @@ from data.sources import Mixture
 from data.tiles import Images
 from data.visuals import open_video
 from families import FAMILIES, NEW
-from generation.options import SamplingParams, adjusted_scores
+from generation.draws import adjusted_scores
+from generation.options import SamplingParams
 from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.checkpoints.sources import open_files
@@ -202,15 +204,14 @@ class RowsTask(Task):
         self.loader.load_state_dict(merge_states(states))
 
     def check_rows(self) -> None:
-        state = self.loader.state
-        ended = self.ranks.gather(len(state.ended) == len(self.loader.shards))
-        drops = DropCount(self.config.max_drop_rate)
-        for of_rank in self.ranks.gather(state.drops):
-            drops.read += of_rank.read
-            drops.filtered += of_rank.filtered
-            drops.dropped += of_rank.dropped
+        state, ranks = self.loader.state, self.ranks
+        running = ranks.sum(len(state.ended) < len(self.loader.shards))[0]
+        every = ranks.gather(state.drops)
+        read, filtered = sum(one.read for one in every), sum(one.filtered for one in every)
+        dropped = sum((one.dropped for one in every), Counter[str]())
+        drops = DropCount(self.config.max_drop_rate, read, filtered, dropped)
         known = sum(source.num_rows or math.inf for source in self.mixture.sources)
-        if (drops.read >= known or all(ended)) and (wrong := drops.exceeded()):
+        if (drops.read >= known or not running) and (wrong := drops.exceeded()):
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at
@@ -268,10 +269,7 @@ class RowsTask(Task):
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
         batches = grouped(loader)
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
-            try:
-                group, failed = next(batches, None), None
-            except DatasetError as error:
-                group, failed = None, error
+            group, failed = taken(batches)
             having, failing = self.ranks.sum(group is not None, failed is not None)
             if failing:
                 raise failed or DatasetError("reading another rank's held-out data failed")
@@ -280,8 +278,16 @@ class RowsTask(Task):
             yield group or loader.padding_step()
 
 
+def taken(batches: Iterator[list[Batch]]) -> tuple[list[Batch] | None, DatasetError | None]:
+    """The next step's batches, or None at their end, and why they could not be read."""
+    try:
+        return next(batches, None), None
+    except DatasetError as error:
+        return None, error
+
+
 def added(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What micro-batches have to log, summed."""
+    """The logged values of micro-batches, summed."""
     return {name: value + sums[name] if name in sums else value for name, value in more.items()}
 
 
@@ -296,7 +302,7 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
 
 
 def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
-    """What a conversation asks before its first answer, with its videos opened."""
+    """The question before a conversation's first answer, with its videos opened."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
     images = list[Any]()

@@ -25,7 +25,7 @@ _LOOKED_AT = 200  # rows, at least
 
 
 def describe_rows(config: TrainConfig, count: int) -> str:
-    """What the first rows are like, why rows were left out, and `count` samples with their labels marked."""
+    """A description of the first rows and of those left out, and `count` samples with their labels marked."""
     if config.is_drawn:
         raise ValueError("--show: expected --data with rows; this run draws its images")
     mixture, _ = open_both(dataset_entries(config.data), [], config.holdout, config.task == "preferences")
@@ -71,7 +71,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
 
 
 def _described(source: Source, share: float) -> str:
-    """How many rows a dataset has, its share of what is read, and where its columns are read from."""
+    """A dataset's number of rows, its share of what is read, and the columns that it is read from."""
     schema, number = source.schema, source.num_rows
     named = {
         one: f"always {schema.constants[one]!r}" if one in schema.constants else schema.columns.get(one, one)

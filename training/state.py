@@ -1,4 +1,4 @@
-"""What a run needs to resume, one folder per save: weights, their average, optimizers, data, random state.
+"""Saved states of a run, one folder per save: weights, their average, optimizers, data, random state.
 
     output/state/step-00000500/        # torch.distributed.checkpoint's files, each rank its own shards
                                run.pt  # the rest: step, config, every rank's data and RNG
@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from messages import for_terminal
-from training.config import FORMERLY, TrainConfig, flag, settings_class
+from training.config import TrainConfig, flag, settings_class
 from training.distributed import Ranks
 
 FOLDER, RUN = "state", "run.pt"
@@ -310,7 +310,6 @@ def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list
 
     What was not saved had its default. A value that is too long to show is left out.
     """
-    saved = {FORMERLY.get(name, name): value for name, value in saved.items()}
     kind = settings_class(saved)
     known = {item.name for item in fields(kind)}
     before = kind(**{name: value for name, value in saved.items() if name in known})

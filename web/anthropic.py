@@ -1,8 +1,8 @@
-"""Anthropic's Messages: a request becomes one of chat completions, and its chunks become events.
+"""Anthropic's Messages: a request becomes one of chat completions, and its answer becomes events.
 
 body = chat_body(asked)               # for `web.protocol.check_request`; raises Refused
-made = Made(asked)
-async for event in made.events(chunks): ...
+made = Made(model)
+async for event in made.events(deltas): ...
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from web.blocks import STREAMED, Block, Ending, changes, check_fields, parts_of, piece_of
+from web.blocks import Block, Blocks, Delta, check_fields, content_of, function_tool, piece_of, tool_call
 from web.errors import Refused, unexpected
 
 # Fields of this protocol that are others, or in another place, in chat completions.
@@ -46,7 +46,7 @@ def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
     form = piece_of(output, "format", dict, "output_config.")
     messages: list[dict[str, Any]] = []
     if (system := asked.get("system")) is not None:
-        messages.append({"role": "system", "content": _content(system, "system")})
+        messages.append({"role": "system", "content": content_of(system, "system")})
     for at, message in enumerate(piece_of(asked, "messages", list) or ()):
         messages += _messages(message, f"messages[{at}]")
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
@@ -60,15 +60,13 @@ def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
         "tools": tools or None,
         "tool_choice": _choice(choice) if choice else None,
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
-        **STREAMED,
     }
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     match tool:
         case {"name": name, "input_schema": schema} if tool.get("type", "custom") == "custom":
-            about = {} if tool.get("description") is None else {"description": tool["description"]}
-            return {"type": "function", "function": {"name": name, "parameters": schema} | about}
+            return function_tool(name=name, parameters=schema, description=tool.get("description"))
     expected = "a tool with name and input_schema: Anthropic's own tools do not exist here"
     raise unexpected(place, expected)
 
@@ -97,38 +95,17 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
             case {"type": "thinking" | "redacted_thinking"}:  # of which nothing can be read
                 pass
             case {"type": "tool_use", "id": call, "name": name, "input": given}:
-                function = {"name": name, "arguments": json.dumps(given)}
-                calls.append({"id": call, "type": "function", "function": function})
+                calls.append(tool_call(call, name, json.dumps(given)))
             case {"type": "tool_result", "tool_use_id": call}:
-                content = _content(block.get("content", ""), f"{place}.content[{at}].content")
+                content = content_of(block.get("content", ""), f"{place}.content[{at}].content")
                 results.append({"role": "tool", "tool_call_id": call, "content": content})
             case _:
                 rest.append(block)
     if not calls and not rest:
         return results
-    said = {"role": role, "content": _content(rest, f"{place}.content") if rest else None}
+    said = {"role": role, "content": content_of(rest, f"{place}.content") if rest else None}
     beside = {"tool_calls": calls, "reasoning_content": thought}
     return [*results, said | {name: value for name, value in beside.items() if value}]
-
-
-def _content(content: Any, place: str) -> Any:
-    return parts_of(
-        content, place, _part, "a block of text, or an image or video whose source is base64 or a url"
-    )
-
-
-def _part(block: Any) -> dict[str, Any] | None:
-    match block:
-        case {"type": "text", "text": text}:
-            return {"type": "text", "text": text}
-        case {
-            "type": ("image" | "video") as kind,
-            "source": {"type": "base64", "data": data, "media_type": of},
-        }:
-            return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{of};base64,{data}"}}
-        case {"type": ("image" | "video") as kind, "source": {"type": "url", "url": url}}:
-            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
-    return None
 
 
 # ------------------------------------------------------------------------------------------- what is answered
@@ -138,47 +115,46 @@ class Made:
     def __init__(self, model: str):
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
         self._head["model"] = model
-        self.blocks, self.ending = list[Block](), Ending()
+        self.blocks, self._last = Blocks(), Delta(0, "text")
 
     @property
     def whole(self) -> dict[str, Any]:
         made = [self._block(block, block.text) for block in self.blocks if not block.cut]
         return {**self._head, "content": made, **self._end(), "usage": self._usage()}
 
-    async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
         begun: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-        async for what, block, text, _ in changes(chunks, self.ending):
-            if not self.blocks:  # the length of the prompt is known
+        async for self._last in deltas:
+            if begun:
                 yield {"type": "message_start", "message": begun | {"usage": self._usage()}}
-            if what == "begins":
-                self.blocks.append(block)
-                fields: dict[str, Any] = {"content_block": self._block(block)}
-            elif what == "more":
-                kind, name = {
-                    "text": ("text_delta", "text"),
-                    "thought": ("thinking_delta", "thinking"),
-                    "call": ("input_json_delta", "partial_json"),
-                }[block.kind]
-                fields = {"delta": {"type": kind, name: text}}
-            else:
-                fields = {}
-            kind = {"begins": "start", "more": "delta", "ends": "stop"}[what]
-            yield {"type": f"content_block_{kind}", "index": len(self.blocks) - 1, **fields}
+                begun = {}
+            for what, block, text, _ in self.blocks.grow(self._last):
+                fields: dict[str, Any] = {}
+                if what == "begins":
+                    fields = {"content_block": self._block(block)}
+                elif what == "more":
+                    kind, name = {
+                        "text": ("text_delta", "text"),
+                        "thought": ("thinking_delta", "thinking"),
+                        "call": ("input_json_delta", "partial_json"),
+                    }[block.kind]
+                    fields = {"delta": {"type": kind, name: text}}
+                kind = {"begins": "start", "more": "delta", "ends": "stop"}[what]
+                yield {"type": f"content_block_{kind}", "index": self.blocks.index(block), **fields}
         yield {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
         yield {"type": "message_stop"}
 
     def _end(self) -> dict[str, Any]:
-        return {"stop_reason": ENDINGS.get(self.ending.finish, "end_turn"), "stop_sequence": None}
+        return {"stop_reason": ENDINGS.get(self._last.finish, "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Nothing where no chunk has said it yet."""
-        usage = self.ending.usage
-        cached = usage["prompt_tokens_details"]["cached_tokens"] if usage else 0
+        usage = self._last.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": usage.get("prompt_tokens", 0) - cached,
+            "input_tokens": usage["prompt_tokens"] - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": usage.get("completion_tokens", 0),
+            "output_tokens": usage["completion_tokens"],
         }
 
     def _block(self, block: Block, text: str = "") -> dict[str, Any]:
@@ -187,4 +163,4 @@ class Made:
             return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}
         if block.kind == "thought":
             return {"type": "thinking", "thinking": text, "signature": ""}
-        return {"type": "text", "text": text, **block.located}
+        return {"type": "text", "text": text, **block.beside}

@@ -11,34 +11,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
-from data.chat import Message
 from data.errors import ImageError
-from data.images import ImageLimits, load_image
+from data.images import NamedBytes
+from data.processor import EncodedConversation
 from generation.options import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
-from inference.attribution.attention import AttentionMaps, attention_steps, check_attention
+from inference.attribution.attention import attention_steps, check_attention
 from inference.attribution.draw import draw_maps
-from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
-from inference.attribution.teacher_forcing import Word, answer_words
+from inference.attribution.occlusion import occlusion_steps
+from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError
-from web.engine import OF_STRANGERS, Prepared, Ticket
+from web.engine import Ticket
 from web.errors import Refused
+from web.media import Media
+from web.protocol import ChatRequest
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
-_STEPS = {"attention": attention_steps, "occlusion": occlusion_steps}
-
-
-class Maps(NamedTuple):
-    """The maps of an answer with its words."""
-
-    answer: str
-    found: AttentionMaps | OcclusionMaps
-    words: tuple[Word, ...]
 
 
 def read_method(asked: dict[str, Any]) -> str:
@@ -48,47 +41,51 @@ def read_method(asked: dict[str, Any]) -> str:
     return method
 
 
-def question_of(messages: list[Message]) -> str:
-    return "\n".join(str(value) for kind, value in messages[-1].parts if kind == "text")
+class Maps:
+    """The maps of one question, whose images are `shown`: what a `Ticket` prepares, and does after its
+    answer. Raises ImageError for what is not one question with its images."""
 
+    def __init__(self, asked: ChatRequest, media: Media, shown: Sequence[NamedBytes], method: str):
+        message = asked.messages[-1]
+        self._question = "\n".join(part.text for part in message.parts if part.text)
+        one = len(asked.messages) == 1 and len(message.parts) <= len(shown) + 1 and self._question.strip()
+        if not (one and shown) or any(part.video_url for part in message.parts):
+            raise ImageError("messages: expected one message, of images and a question")
+        if method == "occlusion" and len(shown) > 1:
+            raise ImageError("messages: expected one image, as its windows are greyed one after another")
+        self._media, self._shown, self._method = media, shown, method
 
-def prepare(messages: list[Message], method: str, checkpoint: Checkpoint) -> Prepared:
-    """The one question of a conversation, and after its answer the maps as `Piece.made`."""
-    sources = [value for kind, value in messages[-1].parts if kind == "image"]
-    question = question_of(messages)
-    if len(messages) > 1 or not sources or len(messages[0].parts) > len(sources) + 1 or not question.strip():
-        raise ImageError("messages: expected one message, of images and a question")
-    if method == "occlusion" and len(sources) > 1:
-        raise ImageError("messages: expected one image, as its windows are greyed one after another")
-    if method == "attention":
-        check_attention(checkpoint)
-    limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
-    images = [load_image(source, limits) for source in sources]
-    tiled = [one for image in images for one in checkpoint.processor.visuals(image)]
-    row = encode(checkpoint, tiled, question)
+    def prepare(self, checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
+        if self._method == "attention":
+            check_attention(checkpoint)
+        with ExitStack() as stack:
+            opened = (self._media.open(one, 0, checkpoint.processor, stack) for one in self._shown)
+            self._images = list(opened)
+        self._tiled = [one for image in self._images for one in checkpoint.processor.visuals(image)]
+        self._row = encode(checkpoint, self._tiled, self._question)
+        return self._row, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)
 
-    def steps(ids: list[int]) -> Iterator[Maps | None]:
-        words = tuple(answer_words(checkpoint, ids))
-        if not words:
+    def steps(self, checkpoint: Checkpoint, ids: list[int]) -> Iterator[Any]:
+        """None after each step, and at last the answer with its maps and words."""
+        if not (words := tuple(answer_words(checkpoint, ids))):
             raise RequestError("the answer has no word to draw a map for")
-        looking = _STEPS[method](checkpoint, images, question, ids, tiled=tiled)
+        steps = attention_steps if self._method == "attention" else occlusion_steps
+        looking = steps(checkpoint, self._images, self._question, ids, tiled=self._tiled)
         while True:
             try:
                 next(looking)
             except StopIteration as end:
-                yield Maps(checkpoint.pixels(row).whole(answer_text(checkpoint, ids)), end.value, words)
+                answer = checkpoint.pixels(self._row).whole(answer_text(checkpoint, ids))
+                yield answer, end.value, words
                 return
             yield None
 
-    return Prepared(row, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS), then=steps)
+    async def drawn(self, ticket: Ticket) -> dict[str, str]:
+        """The answer and the sheet of its maps, which takes a second to draw: not in the model's thread."""
+        answer, maps, words = [piece.made async for piece in ticket if piece.made is not None][-1]
 
+        def sheet() -> str:
+            draw_maps(maps, words, self._question).save(png := io.BytesIO(), "PNG")
+            return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
 
-async def drawn(ticket: Ticket, question: str) -> dict[str, str]:
-    """The answer and the sheet of its maps. Drawing takes a second: in another thread than the models'."""
-
-    def sheet(maps: Maps) -> str:
-        draw_maps(maps.found, maps.words, question).save(png := io.BytesIO(), "PNG")
-        return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-
-    maps = [piece.made async for piece in ticket if piece.made is not None][-1]
-    return {"answer": maps.answer, "image": await asyncio.to_thread(sheet, maps)}
+        return {"answer": answer, "image": await asyncio.to_thread(sheet)}

@@ -1,37 +1,58 @@
-"""What an answer is made of, from the chunks of a chat completion: thinking, text and calls in their order.
+"""What an answer is made of: thinking, text and calls, in their order. And the parts of what is asked.
 
-Other protocols than chat completions are written from these: each is one conversion, there and back.
+All protocols are written from these. Those besides chat completions are one conversion each, there and back.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from pydantic_core import from_json
-
 from inference.calls import literal
 from web.errors import Refused, unexpected, unsupported
-from web.protocol import OURS
 
 Kind = Literal["thought", "text", "call"]
-# Of all that is converted.
-STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+Logged = list[dict[str, Any]]  # log-probabilities as chat completions have them
+NOTHING: dict[str, Any] = {}
+
+
+class Delta(NamedTuple):
+    """More of an answer.
+
+    call, call_number, name: of a call its id and number, and at its beginning the function. ended: it is
+        whole.
+    finish: why the answer has ended, with its last delta, and beside: what stands beside its text then.
+    usage: of all answers, so far.
+    """
+
+    answer: int
+    kind: Kind
+    text: str = ""
+    logprobs: Logged = []  # noqa: RUF012
+    call: str = ""
+    call_number: int = 0
+    name: str = ""
+    ended: bool = False
+    finish: str = ""
+    beside: dict[str, Any] = NOTHING
+    usage: dict[str, Any] = NOTHING
 
 
 @dataclass(eq=False)
 class Block:
     """text: so far; of a call its arguments, as JSON. call, name: the id of a call, and the function's name.
-    logprobs: entries of chat completions. located: boxes and points, once the answer has ended."""
+    whole: of a call, that its arguments have an end; else nobody can run it. beside: boxes and others, once
+    the answer has ended."""
 
     kind: Kind
     call: str = ""
     name: str = ""
     text: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    located: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    logprobs: Logged = field(default_factory=list)
+    beside: dict[str, Any] = field(default_factory=dict)
     key: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
@@ -41,11 +62,7 @@ class Block:
 
     @property
     def cut(self) -> bool:
-        """Whether it is a call whose arguments have no end, because the answer was cut: nobody can run it."""
-        try:
-            return self.kind == "call" and not isinstance(from_json(self.text), dict)
-        except ValueError:
-            return True
+        return self.kind == "call" and not self.whole
 
 
 class Change(NamedTuple):
@@ -54,75 +71,52 @@ class Change(NamedTuple):
     what: Literal["begins", "more", "ends"]
     block: Block
     text: str = ""
-    logprobs: list[dict[str, Any]] = []  # noqa: RUF012
+    logprobs: Logged = []  # noqa: RUF012
 
 
-@dataclass
-class Ending:
-    """finish: OpenAI's word for why an answer ended. usage: of chat completions."""
+class Blocks(list[Block]):
+    """The blocks of one answer; at its end there is at least one."""
 
-    finish: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
+    _waiting: Logged = []  # noqa: RUF012  # of tokens whose text is yet to come
 
-
-async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> AsyncIterator[Change]:
-    """The changes of one answer's blocks, at least one of them; `ending` is filled in before the last."""
-    block: Block | None = None
-    waiting: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is yet to come
-    async for chunk in chunks:
-        ending.usage = chunk.get("usage") or ending.usage
-        if not chunk["choices"]:
-            continue
-        (choice,) = chunk["choices"]
-        delta, ending.finish = choice["delta"], choice["finish_reason"] or ending.finish
-        parts: list[tuple[Kind, str, str, str | None]] = [
-            ("thought", "", "", delta.get("reasoning_content")),
-            ("text", "", "", delta.get("content")),
-        ]
-        for call in delta.get("tool_calls") or ():
-            function = call["function"]
-            parts.append(("call", call.get("id", ""), function.get("name", ""), function.get("arguments")))
-        waiting += (choice["logprobs"] or {}).get("content") or []
-        for kind, call_id, name, text in parts:
-            if kind == "call":
-                waiting = []  # those of a call's tokens have no place
-            if not (text or call_id):
-                continue
-            logged, waiting = (waiting, []) if kind == "text" else ([], waiting)
-            if block is None or block.kind != kind or (call_id and block.call != call_id):
-                if block is not None:
-                    yield Change("ends", block)
-                block = Block(kind, call_id, name)
-                yield Change("begins", block)
-            block.text += text or ""
+    def grow(self, delta: Delta) -> list[Change]:
+        """What a delta changes."""
+        changes, block, last = list[Change](), self[-1] if self else None, bool(delta.finish)
+        self._waiting = [] if delta.kind == "call" else [*self._waiting, *delta.logprobs]
+        other = block is None or block.kind != delta.kind or delta.call not in ("", block.call)
+        if (other and (delta.text or delta.name)) or (block is None and last):
+            if block is not None:
+                changes.append(Change("ends", block))
+            block = Block(delta.kind, delta.call, delta.name)
+            self.append(block)
+            changes.append(Change("begins", block))
+        if block is None:
+            return changes
+        block.whole |= delta.ended
+        logged = self._waiting if block.kind == "text" and (delta.text or last) else []
+        if delta.text or logged:
+            self._waiting = [] if block.kind == "text" else self._waiting
+            block.text += delta.text
             block.logprobs += logged
-            if text:
-                yield Change("more", block, text, logged)
-        if choice["finish_reason"]:
-            if block is None:
-                block = Block("text")
-                yield Change("begins", block)
-            if block.kind == "text":
-                if waiting:  # of tokens that show nothing
-                    block.logprobs += waiting
-                    yield Change("more", block, "", waiting)
-                block.located = {name: delta[name] for name in OURS if name in delta}
-    if block is not None:
-        yield Change("ends", block)
+            changes.append(Change("more", block, delta.text, logged))
+        if last:
+            block.beside = delta.beside if block.kind == "text" else {}
+            changes.append(Change("ends", block))
+        return changes
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What was answered as a message of chat completions."""
+        calls = [tool_call(one.call, one.name, one.arguments) for one in self if one.whole]
+        text, thought = (
+            "".join(one.text for one in self if one.kind == kind) for kind in ("text", "thought")
+        )
+        content = None if not text and any(one.kind == "call" for one in self) else text
+        beside = {"tool_calls": calls, "reasoning_content": thought.strip()}
+        return {"role": "assistant", "content": content} | {key: one for key, one in beside.items() if one}
 
 
-def assistant_message(blocks: list[Block]) -> dict[str, Any]:
-    """What was answered as a message of chat completions."""
-    calls = [
-        {"id": one.call, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-        for one in blocks
-        if one.kind == "call" and not one.cut
-    ]
-    text, thought = ("".join(one.text for one in blocks if one.kind == kind) for kind in ("text", "thought"))
-    beside = {"tool_calls": calls, "reasoning_content": thought}
-    return {"role": "assistant", "content": text} | {key: value for key, value in beside.items() if value}
-
-
+# ---------------------------------------------------------------------------------------------- what is asked
 def check_fields(asked: Mapping[str, Any], absent: Iterable[str]) -> None:
     """What a protocol does not have here must not be asked for. Raises Refused."""
     for name in absent:
@@ -131,17 +125,29 @@ def check_fields(asked: Mapping[str, Any], absent: Iterable[str]) -> None:
     piece_of(asked, "stream", bool)
 
 
-def parts_of(content: Any, place: str, part_of: Callable[[Any], dict[str, Any] | None], expected: str) -> Any:
-    """What a message says, as chat completions have it: `part_of` makes each part, or None of what it does
-    not know. Raises Refused."""
+def content_of(content: Any, place: str) -> Any:
+    """What a message says, as chat completions have it. Raises Refused."""
     if not isinstance(content, list):
         return content
-    parts = []
-    for at, given in enumerate(content):
-        if (part := part_of(given)) is None:
-            raise unexpected(f"{place}[{at}]", expected)
-        parts.append(part)
-    return parts
+    return [_part(part, f"{place}[{at}]") for at, part in enumerate(content)]
+
+
+def _part(part: Any, place: str) -> dict[str, Any]:
+    match part:
+        case {"type": "text" | "input_text" | "output_text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": text}:
+            return {"type": "text", "text": text}
+        case {"type": "input_image", "image_url": url} if url is not None:
+            return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
+        case {"type": "input_video" | "video_url", "video_url": url} if url is not None:
+            return {"type": "video_url", "video_url": url}
+        case {"type": "image" | "video" as kind, "source": {"type": "url", "url": url}}:
+            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+        case {"type": "image" | "video" as kind, "source": {"type": "base64"} as source}:
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+    raise unexpected(place, "text, or an image or video with its data or address")
 
 
 def piece_of(asked: Mapping[str, Any], name: str, kind: type, place: str = "") -> Any:
@@ -151,3 +157,12 @@ def piece_of(asked: Mapping[str, Any], name: str, kind: type, place: str = "") -
         expected = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}[kind]
         raise Refused(400, f"{place}{name}: expected {expected}", f"{place}{name}", "invalid_type")
     return value
+
+
+def function_tool(**function: Any) -> dict[str, Any]:
+    """A tool as chat completions have it, of fields that are not None."""
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

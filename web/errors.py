@@ -66,9 +66,9 @@ def unexpected(place: str, expected: str) -> Refused:
     return Refused(400, f"{place}: expected {expected}", place, "invalid_value")
 
 
-def refusal(error: Exception, about_models: bool = False) -> Refused:
-    """What a client is told of an error. Our own faults stay here, and so do paths of this machine; what is
-    wrong with a model is said to those alone who may name any (`about_models`)."""
+def refusal(error: Exception) -> Refused:
+    """The answer to a request that ends in an error. Our own faults stay here, and so do what is wrong with
+    the model and paths of this machine."""
     match error:
         case Refused():
             return error
@@ -83,8 +83,8 @@ def refusal(error: Exception, about_models: bool = False) -> Refused:
             return Refused(504, "this took longer than a request may take here")
         case CacheMemoryError() | MemoryError() | OutOfMemoryError():
             return Refused(503, _NO_MEMORY, code="out_of_memory", retry_after=10)
-    of_models = isinstance(error, CheckpointError | ProcessorError | NotFiniteError) and not about_models
-    if of_models or isinstance(error, OSError) or not isinstance(error, user_errors()):
+    ours = isinstance(error, CheckpointError | ProcessorError | NotFiniteError | OSError)
+    if ours or not isinstance(error, user_errors()):
         return Refused(500, _FAULT)
     param = "messages" if isinstance(error, ImageError) else None
     param = error.option if isinstance(error, FormError | ThinkingError) else param

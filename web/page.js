@@ -59,6 +59,7 @@ async function connect() {
 		if (!turns.length && !kept) $("remember").checked = !about.single_turn;
 		$("about").textContent = $("about").title = about.introduction || model;
 		$("can-think").hidden = !about.thinks;
+		$("card").hidden = !($("card").href = about.card ?? "");
 		for (const button of document.querySelectorAll(".quick [data-kind]"))
 			button.hidden = ["detect", "point"].includes(button.dataset.kind) && !about.questions[button.dataset.kind];
 		say("");

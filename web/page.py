@@ -6,6 +6,7 @@ Everything else the page does as a client of `/v1/chat/completions`; conversatio
 from __future__ import annotations
 
 import mimetypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from web.errors import Refused
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"page.{kind}": ROOT / "web" / f"page.{kind}" for kind in ("css", "js")}
 EXAMPLES = {f"{name}.png": ROOT / "assets" / f"{name}.png" for name in ("example", "three", "cup", "wolf")}
+PAGES = {f"{name}.md": ROOT / "docs" / f"{name}.md" for name in ("ask", "serve", "embedded-model")}
+EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"
 # Nothing comes from elsewhere; images are of the browser, and another server may be chosen to answer.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -30,25 +33,27 @@ router = APIRouter(include_in_schema=False)
 
 
 def about(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the page asks and offers for a model: the questions for boxes and points in the model's words, and
-    whether it takes videos, thinks and remembers."""
-    processor, kinds = checkpoint.processor, dict[str, str]()
+    """What the page asks and offers for a model: the questions for boxes and points in the model's words,
+    whether it takes videos, thinks and remembers, and where to read what it knows."""
+    processor, questions = checkpoint.processor, dict[str, str]()
     if form := spoken_form(processor.coordinates, None):
         prompts = {"describe": form.describe, "detect": form.detect, "point": form.point}
-        kinds = {kind: prompt for kind, prompt in prompts.items() if prompt}
+        questions = {kind: prompt for kind, prompt in prompts.items() if prompt}
+    can = dict.fromkeys(("videos", "thinks"), True)
     try:
         processor.check_video("a video", animated=False)
-        videos = True
     except ImageError:
-        videos = False
+        can["videos"] = False
     try:
         processor.chat.check_thinking()
-        thinks = True
     except ThinkingError:
-        thinks = False
-    most = checkpoint.model.generation_config.get("most_images")
+        can["thinks"] = False
+    name, most = checkpoint.name, checkpoint.model.generation_config.get("most_images")
+    card = "" if os.path.exists(name) else f"https://huggingface.co/{name}"
+    if Path(name).resolve() == EMBEDDED:
+        card = "/page/embedded-model.md"
     said = {"introduction": checkpoint.introduction, "single_turn": checkpoint.single_turn, "images": most}
-    return said | {"questions": kinds, "videos": videos, "thinks": thinks}
+    return said | can | {"questions": questions, "card": card}
 
 
 @router.get("/")
@@ -58,6 +63,8 @@ async def page() -> Response:
 
 @router.get("/page/{name}")
 async def file(name: str) -> Response:
-    if (path := (FILES | EXAMPLES).get(name)) is None:
+    path = (FILES | EXAMPLES | PAGES).get(name)
+    if path is None or not path.is_file():
         raise Refused(404, "there is nothing of that name here")
-    return FileResponse(path, headers=HEADERS, media_type=mimetypes.guess_type(path)[0])
+    kind = "text/plain; charset=utf-8" if name in PAGES else mimetypes.guess_type(path)[0]
+    return FileResponse(path, headers=HEADERS, media_type=kind)

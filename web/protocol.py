@@ -1,20 +1,20 @@
-"""OpenAI's protocol: a body becomes a request that is checked.
+"""OpenAI's chat completions: a body becomes a request that is checked.
 
-    asked, headers = read_request(body, 4096)                  # raises Refused
+    asked, headers = check_request(read_object(body), 4096)    # raises Refused
     options = asked.options(4096, 8)
 
-Whatever is refused is a `Refused`: what was wrong, in which field.
+Fields that nothing here knows are ignored, because clients send many that change no answer. Whatever is
+refused is a `Refused`: what was wrong, in which field.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field as Field_
 from dataclasses import fields
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -53,18 +53,12 @@ DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
 MOST_TOOLS = 128
 MOST_VALUES = 50_000  # of a conversation: looking at them holds everybody up
-MOST_PIECES = 4096  # messages, parts of them and calls, of a conversation: likewise
 # Fields of OpenAI's and of other servers that an answer without them would be wrong for.
 REFUSED = (
     "allowed_token_ids", "audio", "bad_words", "chat_template", "continue_final_message", "documents", "echo",
-    "functions", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logits_processors", "min_tokens",
-    "prompt_logprobs", "stop_token_ids", "use_beam_search", "web_search_options",
+    "format", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "ignore_eos", "json_schema", "logit_bias", "min_tokens", "stop_token_ids",
 )  # fmt: skip
-# Likewise, and which of `structured_outputs` stands for it here.
-REPLACED = {
-    "format": "json", "grammar": "grammar", "guided_grammar": "grammar", "guided_json": "json",
-    "guided_regex": "regex", "json_schema": "json",
-}  # fmt: skip
 # Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
 EFFORTS = {"none": None, "minimal": 128, "low": 512, "medium": THINK_TOKENS, "high": 4096}
 EFFORTS |= {"xhigh": 8192, "max": 16_384}
@@ -79,53 +73,36 @@ OURS = frozenset((
 ))  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------- what is asked
-class Strict(BaseModel):
-    """Strict about types alone: fields that nothing here knows are ignored, because clients send many that
-    change no answer."""
-
-    model_config = ConfigDict(strict=True)
-
-
-def _replaced(by: str) -> BeforeValidator:
-    """Of a field that asks for nothing, or is refused in favour of another."""
-
-    def check(value: Any) -> None:
-        if value not in (None, ""):
-            instead = f"expected structured_outputs with {by} in its place"
-            raise PydanticCustomError("unsupported_parameter", instead)
-
-    return BeforeValidator(check)
-
-
-def _refused(value: Any) -> None:
+def _refuse(value: Any) -> None:
     if value:
         raise PydanticCustomError("unsupported_parameter", "not supported by this server; remove it")
 
 
-Refusing = Annotated[None, BeforeValidator(_refused)]
+Refusing = Annotated[None, BeforeValidator(_refuse)]
 
 
-class ImageUrl(Strict):
-    """Of a video, too. `detail` changes nothing: an image is seen as the checkpoint's processor cuts it."""
+class Strict(BaseModel):
+    """Strict about types, and about no other fields."""
 
-    url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
+    model_config = ConfigDict(strict=True)
 
 
-Shown = Annotated[
-    ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
+# ------------------------------------------------------------------------------------------------- messages
+Url = Annotated[
+    str | None, BeforeValidator(lambda value: value.get("url") if isinstance(value, dict) else value)
 ]
 
 
 class Part(Strict):
+    """`detail` of an image is ignored: images are seen as the checkpoint's processor cuts them."""
+
     type: Literal["text", "image_url", "video_url"]
     text: str | None = None
-    image_url: Shown = None
-    video_url: Shown = None
+    image_url: Url = None
+    video_url: Url = None
 
     @property
-    def shown(self) -> ImageUrl | None:
+    def shown(self) -> str | None:
         return self.image_url or self.video_url
 
     @model_validator(mode="after")
@@ -136,32 +113,18 @@ class Part(Strict):
         return self
 
 
-def _json_text(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-
-
-class CalledFunction(Strict, extra="allow"):
-    """Arguments that come as an object are kept as its text, which takes a fraction of its memory."""
-
-    name: str
-    arguments: Annotated[
-        str | None, BeforeValidator(_json_text, json_schema_input_type=str | dict[str, Any] | None)
-    ] = None
-
-
-class Called(Strict, extra="allow"):
-    """A call of an earlier answer."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    @cached_property
-    def call(self) -> ToolCall:
-        """Raises ValueError for arguments that are no JSON object, or stand under another key."""
-        if self.function.arguments:
-            read_json(self.function.arguments)  # which tells what is nested too deep
-        return ToolCall.read(self.model_dump())
+def _tool_call(value: Any) -> ToolCall:
+    """A call of an earlier answer. Raises ValueError for arguments that are no JSON object."""
+    try:
+        if isinstance(value, ToolCall):
+            return value
+        if isinstance(text := value["function"].get("arguments"), str):
+            read_json(text)  # which refuses what is nested too deep
+        return ToolCall.read(value)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(
+            "expected a function with a name, and arguments that are JSON of an object"
+        ) from None
 
 
 def _content(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
@@ -172,27 +135,28 @@ def _content(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
 
 
 class ChatMessage(Strict):
-    """The last two are what a client's own record of an answer holds besides, `null` in any field, and what
-    `completion` has of its own."""
+    """A client's own record of an answer may stand here as it is, with `null` in any field."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Annotated[list[Part], Field(fail_fast=True)] | None, WrapValidator(_content)] = None
     reasoning_content: str | None = None
     name: str | None = None
-    tool_calls: list[Called] = []
+    tool_calls: list[Annotated[Any, AfterValidator(_tool_call)]] = []
     tool_call_id: str | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = []
     audio: Refusing = None
     function_call: Refusing = None
     images: Refusing = None  # Ollama's
-    provider_specific_fields: dict[str, Any] = {}  # LiteLLM's
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        return self.content or ()
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        given = {name: field for name, field in value.items() if field is not None and name not in OURS}
+        given = {name: field for name, field in value.items() if field is not None}
         if isinstance(given.get("reasoning"), str):  # as vLLM calls it now
             given.setdefault("reasoning_content", given.pop("reasoning"))
         return given
@@ -201,62 +165,14 @@ class ChatMessage(Strict):
     def _has_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError("expected content in a message")
-        if self.role not in ("user", "tool") and any(part.type != "text" for part in self.content or ()):
+        if self.role not in ("user", "tool") and any(part.shown for part in self.parts):
             raise ValueError("expected images in the messages of the user and in results of tools only")
         if (self.tool_calls and self.role != "assistant") or (self.tool_call_id and self.role != "tool"):
             raise ValueError("expected tool_calls in an assistant's message, tool_call_id in that of a tool")
-        try:
-            assert all(one.call for one in self.tool_calls), "a call is no less than true"
-        except ValueError:
-            raise ValueError("tool_calls: expected arguments that are JSON of an object, as text") from None
-        return self
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        return tuple(one.call for one in self.tool_calls)
-
-    @property
-    def pieces(self) -> int:
-        return 1 + len(self.content or ()) + len(self.tool_calls)
-
-
-def _bounded(messages: Any) -> Any:
-    """Messages as they come, or checked before. Raises ValueError for more pieces than are looked at."""
-
-    def pieces(one: Any) -> int:
-        if isinstance(one, ChatMessage):
-            return one.pieces
-        lists = (one.get(name) for name in ("content", "tool_calls")) if isinstance(one, dict) else ()
-        return 1 + sum(len(given) for given in lists if isinstance(given, list))
-
-    if isinstance(messages, list) and (count := sum(map(pieces, messages))) > MOST_PIECES:
-        raise ValueError(f"expected at most {MOST_PIECES} messages, parts and calls in all, got {count}")
-    return messages
-
-
-class JsonSchema(Strict):
-    """`schema` is the name of a method of pydantic's."""
-
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-
-
-class ResponseFormat(Strict):
-    """`json_object` is refused later, for a model that did not learn to write JSON."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: Annotated[None, _replaced("json"), Field(alias="schema")] = None  # llama.cpp's
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("expected json_schema with type 'json_schema', and only there")
         return self
 
 
+# ------------------------------------------------------------------------------------- forms of the answer
 def _short(texts: list[str]) -> list[str]:
     if (length := sum(map(len, texts))) > LONGEST_DECIDED:
         raise ValueError(f"expected at most {LONGEST_DECIDED:,} characters in all, got {length:,}")
@@ -275,22 +191,19 @@ class StructuredOutputs(Strict):
     regex: str | None = None
     grammar: str | None = None
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> StructuredOutputs:
-        if sum(getattr(self, name) not in (None, False) for name in type(self).model_fields) != 1:
-            raise ValueError("expected one of choice, json, json_object, regex and grammar")
-        return self
-
     @property
     def written(self) -> str:
-        """Raises RequestError."""
-        if self.choice is not None:
-            return choice_grammar(self.choice)
-        if self.regex is not None:
-            return pattern_grammar(self.regex)
-        if self.grammar is not None:
-            return lark_grammar(self.grammar)
-        return json_grammar({"type": "object"} if self.json_ is None else self.json_)
+        """The grammar. Raises RequestError."""
+        match [(name, value) for name, value in self if value not in (None, False)]:
+            case [("choice", texts)]:
+                return choice_grammar(texts)
+            case [("regex", pattern)]:
+                return pattern_grammar(pattern)
+            case [("grammar", text)]:
+                return lark_grammar(text)
+            case [("json_object" | "json_" as name, schema)]:
+                return json_grammar(schema if name == "json_" else {"type": "object"})
+        raise RequestError("expected one of choice, json, json_object, regex and grammar")
 
 
 class FunctionDefinition(Strict):
@@ -299,7 +212,6 @@ class FunctionDefinition(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
     @model_validator(mode="after")
     def _has_an_object(self) -> FunctionDefinition:
@@ -313,35 +225,9 @@ class ToolDefinition(Strict):
     function: FunctionDefinition
 
 
-class ChosenFunction(Strict):
-    name: str
-
-
-class ChosenTool(Strict):
-    type: Literal["function"]
-    function: ChosenFunction
-
-
-class AllowedTools(Strict):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
-
-
-class AllowedChoice(Strict):
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
-class TemplateSwitches(Strict):
-    """What other servers hand to a model's chat template."""
-
-    enable_thinking: bool | None = None
-
-
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: so far, in each chunk
-    include_obfuscation: bool = False  # of the lengths of chunks: there is none
 
 
 def _sampling_field(own: Field_) -> tuple[Any, Any]:
@@ -354,7 +240,6 @@ def _sampling_field(own: Field_) -> tuple[Any, Any]:
 
 _FIELDS: dict[str, Any] = {own.name: _sampling_field(own) for own in fields(SamplingParams)}
 _FIELDS |= {name: (Refusing, None) for name in REFUSED}
-_FIELDS |= {name: (Annotated[None, _replaced(by)], None) for name, by in REPLACED.items()}
 Sampled: Any = create_model("Sampled", __base__=Strict, **_FIELDS)
 
 
@@ -362,9 +247,7 @@ class ChatRequest(Sampled, Strict):
     """A body of /v1/chat/completions, with all of `SamplingParams`: some of these are Ocelli's own."""
 
     model: str
-    messages: Annotated[
-        list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True), BeforeValidator(_bounded)
-    ]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -378,15 +261,14 @@ class ChatRequest(Sampled, Strict):
     stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_choice: Choices = []  # vLLM's older name of them
     tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] = []
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int | None, Field(ge=0)] = None  # vLLM's
-    chat_template_kwargs: TemplateSwitches | None = None
+    chat_template_kwargs: dict[str, Any] = {}
     modalities: list[Literal["text"]] = []
 
     @model_validator(mode="after")
@@ -399,33 +281,43 @@ class ChatRequest(Sampled, Strict):
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
-        formed = self.response_format is not None and self.response_format.type != "text"
-        if formed + (self.structured_outputs is not None) + bool(self.guided_choice) > 1:
-            raise ValueError("response_format: expected one form of the answer, got choices as well")
-        length = sum(len(part.text or "") for one in self.messages for part in one.content or ())
-        length += sum(len(one.reasoning_content or "") for one in self.messages)
-        calls = [call.call for one in self.messages for call in one.tool_calls]
-        length += sum(len(call.name) + len(call.arguments) for call in calls)
-        length += sum(len(tool.model_dump_json()) for tool in self.tools)
+        form = self.response_format or {"type": "text"}
+        if "schema" in form:  # llama.cpp's
+            raise ValueError("response_format: expected a schema in json_schema")
+        if form.get("type") != "text" and self.structured_outputs is not None:
+            raise ValueError("response_format: expected none beside structured_outputs")
+        texts = [part.text or "" for one in self.messages for part in one.parts]
+        texts += [one.reasoning_content or "" for one in self.messages]
+        texts += [call.name + call.arguments for one in self.messages for call in one.tool_calls]
+        length = sum(map(len, [*texts, *(tool.model_dump_json() for tool in self.tools)]))
         if length > LONGEST_TEXT:
             raise ValueError(f"messages: expected at most {LONGEST_TEXT:,} characters, got {length:,}")
-        names, (_, _, chosen) = [tool.function.name for tool in self.tools], self._choice
+        names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise ValueError("tools: expected different names")
-        if not chosen <= set(names) or (self.tool_choice == "required" and not names):
+        must, _, chosen = self._choice
+        if not chosen <= set(names) or (must and not chosen):
             raise ValueError("tool_choice: expected tools that are among tools")
         return self
 
     @property
     def _choice(self) -> tuple[bool, bool, set[str]]:
-        """(whether the answer must be a call, whether several are allowed, the names of those allowed)."""
-        choice, several = self.tool_choice, self.parallel_tool_calls
-        if isinstance(choice, ChosenTool):
-            return True, False, {choice.function.name}
-        if isinstance(choice, AllowedChoice):
-            allowed = choice.allowed_tools
-            return allowed.mode == "required", several, {one.function.name for one in allowed.tools}
-        return choice == "required", several, {one.function.name for one in self.tools if choice != "none"}
+        """(whether the answer must be a call, whether several are allowed, the names of those allowed).
+        Raises ValueError."""
+        several = self.parallel_tool_calls
+        match self.tool_choice:
+            case "none":
+                return False, several, set()
+            case "auto" | "required" as mode:
+                return mode == "required", several, {one.function.name for one in self.tools}
+            case {"type": "function", "function": {"name": str(name)}}:
+                return True, False, {name}
+            case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}}:
+                with suppress(TypeError, KeyError):
+                    return mode == "required", several, {str(one["function"]["name"]) for one in tools}
+        raise ValueError(
+            "tool_choice: expected none, auto, required, a function with its name or allowed_tools"
+        )
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
@@ -454,10 +346,7 @@ class ChatRequest(Sampled, Strict):
             if self.structured_outputs is not None:
                 field = "structured_outputs"
                 return self.structured_outputs.written
-            if self.guided_choice:
-                field = "guided_choice"
-                return choice_grammar(self.guided_choice)
-            return None if form is None else response_grammar(form.model_dump(by_alias=True))
+            return None if form is None else response_grammar(form)
         except RequestError as error:
             raise Refused(400, one_line(error), field, "invalid_value") from None
 
@@ -468,7 +357,7 @@ class ChatRequest(Sampled, Strict):
 
     def think(self, most_tokens: int) -> Think | None:
         """Thinking before the answers, of so many tokens at most. None where it is not asked for."""
-        switch = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        switch = self.chat_template_kwargs.get("enable_thinking")
         wanted = self.thinking_token_budget is not None if switch is None else switch
         effort = self.reasoning_effort or ("medium" if wanted else "none")
         most, budget = EFFORTS[effort], self.thinking_token_budget
@@ -477,7 +366,7 @@ class ChatRequest(Sampled, Strict):
     @property
     def thinks_by(self) -> str:
         """The field that asks for thinking, where one does."""
-        switch = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
+        switch = self.chat_template_kwargs.get("enable_thinking")
         other = "chat_template_kwargs.enable_thinking" if switch else "thinking_token_budget"
         return "reasoning_effort" if self.reasoning_effort else other
 
@@ -496,11 +385,6 @@ class ChatRequest(Sampled, Strict):
             raise unexpected("top_logprobs", f"{most_logged}, got {logged:,}")
         sampling |= {"num_return_sequences": self.n, "confidence": self.pick is not None}
         return GenerationOptions(max_new_tokens=most, constraint=think, **sampling)
-
-
-def read_request(body: bytes, most_tokens: int) -> tuple[ChatRequest, dict[str, str]]:
-    """`check_request` of a body."""
-    return check_request(read_object(body), most_tokens)
 
 
 def read_json(text: str | bytes) -> Any:
@@ -544,7 +428,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise Refused(400, f"expected JSON in the body, got {error}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise Refused(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
+        raise Refused(400, "expected a JSON object in the body", code="invalid_type")
     return {name: field for name, field in value.items() if field is not None}
 
 
@@ -573,8 +457,3 @@ def _refusal(error: ValidationError) -> Refused:
         return Refused(400, said, said.split(":")[0], "invalid_value")
     code = kind if kind == "unsupported_parameter" else "invalid_value"
     return Refused(400, f"{param}: {said[0].lower()}{said[1:]}" if param else said, param, code)
-
-
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

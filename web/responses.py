@@ -1,11 +1,10 @@
-"""OpenAI's Responses: a request becomes one of chat completions, and its chunks become events.
+"""OpenAI's Responses: a request becomes one of chat completions, and its answer becomes events.
 
-    body = chat_body(asked, before)             # for `web.protocol.check_request`; raises Refused
-    made = Made(asked, request, before, store)
-    async for event in made.events(chunks): ...
+    body = chat_body(asked, store.before(name, body, most))     # for `web.protocol.check_request`
+    made = Made(asked, request, body["messages"], keep)
+    async for event in made.events(deltas): ...
 
-What was answered is kept for whoever goes on from it (`previous_response_id`): in memory, the latest. Its
-messages are not checked again, so that a short request costs little, whatever it goes on from.
+The latest responses are kept in memory for whoever goes on from them (`previous_response_id`).
 """
 
 from __future__ import annotations
@@ -16,45 +15,40 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from web.blocks import (
-    STREAMED,
     Block,
+    Blocks,
     Change,
-    Ending,
-    assistant_message,
-    changes,
+    Delta,
+    Logged,
     check_fields,
-    parts_of,
+    content_of,
+    function_tool,
     piece_of,
+    tool_call,
 )
 from web.errors import Refused, unexpected
-from web.protocol import ChatMessage, ChatRequest, check_values, values_in
+from web.protocol import ChatRequest, check_values, values_in
 
 KEPT_BYTES = 2**28  # of responses with the conversations before them
-PIECE_BYTES = 2000  # that a message, part or call takes beside its texts
-# Fields of this protocol, by what chat completions call them; "" for those that say nothing there.
-NAMES = {
-    "input": "messages", "instructions": "", "text": "response_format", "reasoning": "reasoning_effort",
-    "max_output_tokens": "max_completion_tokens", "previous_response_id": "", "store": "", "include": "",
-    "metadata": "", "truncation": "", "background": "", "conversation": "", "prompt": "",
-}  # fmt: skip
+# Fields of this protocol that chat completions have by another name, or not at all.
+NAMES = (
+    "input", "instructions", "text", "reasoning", "max_output_tokens", "previous_response_id", "store",
+    "include", "metadata", "truncation", "background", "conversation", "prompt",
+)  # fmt: skip
 BACK = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 BACK |= {"max_completion_tokens": "max_output_tokens"}
-INSTEAD = {other: own for own, other in NAMES.items() if other} | {"max_tokens": "max_output_tokens"}
 ABSENT = ("background", "conversation", "prompt", "n", "pick")
 LOGPROBS = "message.output_text.logprobs"
 FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
-def chat_body(asked: Mapping[str, Any], before: Sequence[ChatMessage] = ()) -> dict[str, Any]:
+def chat_body(asked: Mapping[str, Any], before: Sequence[Any] = ()) -> dict[str, Any]:
     """The body of chat completions for a request that follows these messages. What is not of this protocol
     alone is left as it is. Raises Refused."""
-    for name in asked:
-        if (own := INSTEAD.get(name)) is not None:
-            raise Refused(400, f"{own}: expected it in place of {name}", own, "unsupported_parameter")
     check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
@@ -68,14 +62,11 @@ def chat_body(asked: Mapping[str, Any], before: Sequence[ChatMessage] = ()) -> d
         "messages": said,
         "max_completion_tokens": asked.get("max_output_tokens"),
         "response_format": _format(piece_of(text, "format", dict, "text.")),
-        "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),
         "tools": tools or None,
         "tool_choice": _choice(asked.get("tool_choice")),
         "logprobs": logprobs,
         "top_logprobs": asked.get("top_logprobs") if logprobs else None,
-        "truncation": None if asked.get("truncation") == "disabled" else asked.get("truncation"),
-        **STREAMED,
     }
 
 
@@ -88,8 +79,7 @@ def _format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise unexpected(f"{place}.type", "'function': other tools do not exist here")
-    function = {k: v for k, v in tool.items() if k in ("name", "description", "parameters", "strict")}
-    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    return function_tool(**{name: tool.get(name) for name in ("name", "description", "parameters")})
 
 
 def _choice(choice: Any) -> Any:
@@ -121,66 +111,45 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
                 if not made or made[-1]["role"] != "assistant" or before:
                     made.append({"role": "assistant", "content": None, **before})
-                calls = made[-1].setdefault("tool_calls", [])
-                function = {"name": name, "arguments": arguments}
-                calls.append({"id": call_id, "type": "function", "function": function})
+                made[-1].setdefault("tool_calls", []).append(tool_call(call_id, name, arguments))
             case {"type": "function_call_output", "call_id": call_id, "output": output}:
-                content = _content(output, f"{place}.output")
+                content = content_of(output, f"{place}.output")
                 made.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case {"role": role, "content": content} if item.get("type", "message") == "message":
                 before = before if role == "assistant" else {}
-                made.append({"role": role, "content": _content(content, f"{place}.content"), **before})
+                made.append({"role": role, "content": content_of(content, f"{place}.content"), **before})
             case _:
                 expected = "a message, function_call, function_call_output or reasoning, with all its fields"
                 raise unexpected(place, expected)
     return made
 
 
-def _content(content: Any, place: str) -> Any:
-    expected = (
-        "input_text or output_text with text, input_image with image_url, or input_video with video_url"
-    )
-    return parts_of(content, place, _part, expected)
-
-
-def _part(part: Any) -> dict[str, Any] | None:
-    match part:
-        case {"type": "input_text" | "output_text" | "text", "text": text}:
-            return {"type": "text", "text": text}
-        case {"type": "refusal", "refusal": text}:
-            return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": url} if url is not None:
-            return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
-        case {"type": "input_video" | "video_url", "video_url": url} if url is not None:
-            return {"type": "video_url", "video_url": url}
-    return None
-
-
 # ------------------------------------------------------------------------------------------- what is answered
 class Made:
-    """A response as it is made: `events` of a stream, and `whole` after them.
+    """A response as it is made: `events` of a stream, and `whole` after them. `keep`, unless the request says
+    no, is called with its id, its conversation as messages of chat completions, and itself.
 
-    asked: the body of its request; request: what became of it; before: what it goes on from. At its end it is
-    put into `store`, unless the request says no.
+    asked: the body of its request; request: what became of it; messages: of that, before they were checked.
     """
 
     def __init__(
         self,
         asked: Mapping[str, Any],
         request: ChatRequest,
-        before: Stored,
-        store: Callable[[str, Stored], None],
+        messages: Sequence[Any],
+        keep: Callable[[str, Sequence[Any], dict[str, Any]], None],
     ):
         self.id, self.number, self.output = f"resp_{secrets.token_hex(24)}", 0, list[dict[str, Any]]()
-        self.blocks, self.ending, self.whole = list[Block](), Ending(), dict[str, Any]()
-        self._store, self._before = (None if asked.get("store") is False else store), before
+        self.blocks, self._last, self.whole = Blocks(), Delta(0, "text"), dict[str, Any]()
+        self._keep = None if asked.get("store") is False else keep
+        self._said = messages[asked.get("instructions") is not None :]
         reasoning = asked.get("reasoning") or {}
         self._summary = bool(reasoning.get("summary"))
         self._about = {
             "id": self.id, "object": "response", "created_at": int(time.time()), "model": request.model,
             "temperature": request.temperature, "top_p": request.top_p, "truncation": "disabled",
             "previous_response_id": asked.get("previous_response_id"), "background": False,
-            "instructions": asked.get("instructions"), "store": self._store is not None,
+            "instructions": asked.get("instructions"), "store": self._keep is not None,
             "metadata": piece_of(asked, "metadata", dict) or {}, "tools": asked.get("tools") or [],
             "tool_choice": asked.get("tool_choice") or "auto",
             "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
@@ -189,14 +158,12 @@ class Made:
             "max_output_tokens": asked.get("max_output_tokens"), "top_logprobs": request.top_logprobs or 0,
             "user": asked.get("user"), "service_tier": "default",
         }  # fmt: skip
-        self._said = request.messages[asked.get("instructions") is not None :]
 
     def response(self, status: str, error: Refused | None = None) -> dict[str, Any]:
-        cut, usage = status == "incomplete", self.ending.usage
         failure = error and {"code": FAILURES.get(error.status, "server_error"), "message": str(error)}
-        details = {"reason": "max_output_tokens"} if cut else None
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         about = self._about | {"status": status, "output": [*self.output], "error": failure}
-        return about | {"usage": usage_of(usage) if usage else None, "incomplete_details": details}
+        return about | {"usage": usage_of(self._last.usage), "incomplete_details": details}
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self.number += 1
@@ -206,69 +173,65 @@ class Made:
         """The last event of a stream that an error ends."""
         return self.event("failed", response=self.response("failed", error))
 
-    async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._last.finish == "length" else "completed"
+
+    async def events(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
         for kind in ("created", "in_progress"):
             yield self.event(kind, response=self.response("in_progress"))
-        async for change in changes(chunks, self.ending):
-            for event in self._of(change):
-                yield event
-        status = "incomplete" if self.ending.finish == "length" else "completed"
-        self.whole = self.response(status)
-        if self._store is not None:
-            said = [*self._said, ChatMessage.model_validate(assistant_message(self.blocks))]
-            self._store(self.id, self._before.followed_by(said, to_json(self.whole)))
-        yield self.event(status, response=self.whole)
+        async for self._last in deltas:
+            for change in self.blocks.grow(self._last):
+                for event in self._of(change):
+                    yield event
+        self.whole = self.response(self._status)
+        if self._keep is not None:
+            self._keep(self.id, [*self._said, self.blocks.message], self.whole)
+        yield self.event(self._status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
-        """The events of one change."""
-        block = change.block
-        if change.what == "begins":
-            self.blocks.append(block)
-        item, part = self._item(block, change.what)
-        place = {"output_index": len(self.blocks) - 1}
-        texts = place | {"item_id": item["id"]}
-        name, of_part, where = {
-            "text": ("output_text", "content_part", "content"),
-            "call": ("function_call_arguments", "", ""),
-            "thought": ("reasoning_text", "content_part", "content"),
-        }[block.kind]
-        if block.kind == "thought" and self._summary:
-            name, of_part, where = "reasoning_summary_text", "reasoning_summary_part", "summary"
-        texts |= {f"{where}_index": 0} if where else {}
-        logged = {"logprobs": _logged(change.logprobs)} if block.kind == "text" else {}
-        if change.what == "begins":
-            added = [self.event("output_item.added", item=item, **place)]
-            return added + ([self.event(f"{of_part}.added", part=part, **texts)] if part else [])
+        """The events of one change: those of an item, and within them those of its one part."""
+        block, summary = change.block, self._summary and change.block.kind == "thought"
+        (item, part), index = self._item(block, change.what == "ends"), self.blocks.index(block)
+        place = {"output_index": index, "item_id": item["id"]}
+        if part is not None:
+            place |= {"summary_index" if summary else "content_index": 0}
+        kind = "reasoning_summary_part" if summary else "content_part"
+        name = "function_call_arguments" if part is None else part["type"]
+        name = f"reasoning_{name}" if summary else name
+        logged: dict[str, Any] = {}
+        if block.kind == "text":
+            logged["logprobs"] = _logged(block.logprobs if change.what == "ends" else change.logprobs)
         if change.what == "more":
-            return [self.event(f"{name}.delta", delta=change.text, **logged, **texts)]
+            return [self.event(f"{name}.delta", delta=change.text, **logged, **place)]
+        if change.what == "begins":
+            made = [self.event("output_item.added", item=item, output_index=index)]
+            return made + ([self.event(f"{kind}.added", part=part, **place)] if part else [])
         self.output.append(item)
         whole = {"arguments": block.text, "name": block.name} if part is None else {"text": block.text}
-        logged = {"logprobs": _logged(block.logprobs)} if logged else {}
-        done = [self.event(f"{name}.done", **whole, **logged, **texts)]
-        done += [self.event(f"{of_part}.done", part=part, **texts)] if part else []
-        return [*done, self.event("output_item.done", item=item, **place)]
+        made = [self.event(f"{name}.done", **whole, **logged, **place)]
+        made += [self.event(f"{kind}.done", part=part, **place)] if part else []
+        return [*made, self.event("output_item.done", item=item, output_index=index)]
 
-    def _item(self, block: Block, what: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def _item(self, block: Block, ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """The item of a block, and its part: without what is in them until the block ends."""
-        ended, cut = what == "ends", self.ending.finish == "length"
+        about: dict[str, Any] = {"status": self._status if ended else "in_progress"}
         text = block.text if ended else ""
-        status = {"status": ("incomplete" if cut else "completed") if ended else "in_progress"}
         if block.kind == "call":
-            about = {"type": "function_call", "call_id": block.call, "name": block.name, "arguments": text}
-            return {"id": f"fc_{block.key}", **about, **status}, None
+            about |= {"id": f"fc_{block.key}", "type": "function_call", "call_id": block.call}
+            return about | {"name": block.name, "arguments": text}, None
         if block.kind == "thought":
             part: dict[str, Any] = {"type": "summary_text" if self._summary else "reasoning_text"}
             part["text"] = text
-            empty: dict[str, Any] = {"summary": []} if self._summary else {"summary": [], "content": []}
-            filled = {"summary" if self._summary else "content": [part]} if ended else {}
-            return {"id": f"rs_{block.key}", "type": "reasoning", **empty, **filled, **status}, part
-        part = {"type": "output_text", "text": text, "annotations": []} | block.located
+            about |= {"id": f"rs_{block.key}", "type": "reasoning", "summary": []}
+            return about | {"summary" if self._summary else "content": [part] if ended else []}, part
+        part = {"type": "output_text", "text": text, "annotations": []} | block.beside
         part["logprobs"] = _logged(block.logprobs) if ended else []
-        item = {"id": f"msg_{block.key}", "type": "message", "role": "assistant"}
-        return {**item, "content": [part] if ended else [], **status}, part
+        about |= {"id": f"msg_{block.key}", "type": "message", "role": "assistant"}
+        return about | {"content": [part] if ended else []}, part
 
 
-def _logged(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _logged(entries: Logged) -> Logged:
     """As this protocol has them: bytes are always a list."""
     return [
         entry
@@ -278,38 +241,29 @@ def _logged(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
-    cached, thought = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+def usage_of(usage: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not usage:
+        return None
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached["cached_tokens"], "cache_write_tokens": 0},
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": thought["reasoning_tokens"]},
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }
 
 
 # ----------------------------------------------------------------------------------------------- what is kept
 class Stored(NamedTuple):
-    """A response as JSON and the messages up to it. size, values: of these messages as JSON, bytes and what
-    `web.protocol.values_in` counts; client: whose it is."""
+    """A response and the conversation up to it, as JSON, and the client whose they are."""
 
     response: bytes
-    messages: Sequence[ChatMessage] = ()
-    size: int = 0
-    values: int = 0
-    client: str = ""
+    messages: bytes
+    client: str
 
     @property
-    def taken(self) -> int:
-        """Bytes of memory, about."""
-        pieces = sum(one.pieces for one in self.messages)
-        return len(self.response) + self.size + pieces * PIECE_BYTES
-
-    def followed_by(self, messages: Sequence[ChatMessage], response: bytes) -> Stored:
-        """A response to a conversation that goes on from this one; only what is new in it is counted."""
-        new = to_json(messages[len(self.messages) :], exclude_none=True)
-        return Stored(response, messages, self.size + len(new), self.values + values_in(new))
+    def size(self) -> int:
+        return len(self.response) + len(self.messages)
 
 
 class Store:
@@ -327,25 +281,28 @@ class Store:
         self._kept.move_to_end(name)
         return self._kept[name]
 
-    def before(self, name: str | None, body: bytes, most: int) -> Stored:
-        """What a request with this body goes on from. Raises Refused for what is not kept, and for a
-        conversation that would be more than one body may hold, of `most` bytes."""
+    def before(self, name: str | None, body: bytes, most: int) -> list[Any]:
+        """The messages that a request with this body goes on from. Raises Refused for what is not kept, and
+        for a conversation that would be more than one body may hold, of `most` bytes."""
+        if name is None:
+            return []
         field = "previous_response_id"
         try:
-            before = Stored(b"") if name is None else self.get(name)
+            before = self.get(name).messages
         except Refused as error:
             raise Refused(400, str(error), field, "previous_response_not_found") from None
-        if before.size + len(body) > most:
+        if len(before) + len(body) > most:
             message = f"expected at most {most:,} bytes with the responses before, got more"
             raise Refused(413, f"{field}: {message}", field)
-        check_values(before.values + values_in(body), field)
-        return before
+        check_values(values_in(before) + values_in(body), field)
+        return from_json(before)
 
-    def put(self, name: str, stored: Stored, client: str = "") -> None:
-        if stored.taken > self._most:
+    def put(self, client: str, name: str, messages: Sequence[Any], response: Mapping[str, Any]) -> None:
+        stored = Stored(to_json(response), to_json(messages), client)
+        if stored.size > self._most:
             return
-        self._kept[name] = stored._replace(client=client)
-        self._sizes[client] += stored.taken
+        self._kept[name] = stored
+        self._sizes[client] += stored.size
         while self._sizes.total() > self._most:
             most = max(self._sizes, key=self._sizes.__getitem__)
             self.drop(next(one for one, kept in self._kept.items() if kept.client == most))
@@ -354,5 +311,5 @@ class Store:
         """Raises Refused for one that is not kept here."""
         stored = self.get(name)
         del self._kept[name]
-        self._sizes[stored.client] -= stored.taken
+        self._sizes[stored.client] -= stored.size
         self._sizes += Counter()  # without those who have none

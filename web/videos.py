@@ -35,7 +35,6 @@ WALL = 60.0  # seconds, on a machine that is busy with other things: so long oth
 NICE = 10
 PROGRAM = "from web.videos import serve; serve()"
 OUT_OF_MEMORY = 77  # its exit status
-TOO_MUCH = (-signal.SIGPROF, OUT_OF_MEMORY)
 log = logging.getLogger(__name__)
 # The processes that decode for what is being done here: whoever else holds the set can end them.
 RUNNING: ContextVar[set[subprocess.Popen[bytes]] | None] = ContextVar("RUNNING", default=None)
@@ -53,21 +52,19 @@ def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
 
     def reply() -> dict[str, Any]:
         line = received.readline()
-        told = json.loads(line) if line.endswith(b"\n") else {}  # it may end within a line
-        if "error" in told:
-            raise ImageError(told["error"])
-        if not told and (status := process.wait()) == -signal.SIGALRM:
-            raise ImageError(
-                f"{name}: not decoded within {WALL:g} s on a busy server; ask again, or give less"
-            )
-        if not told and status not in TOO_MUCH:
-            if status != -signal.SIGTERM:  # nobody waits for it any more
-                log.warning("a process that decoded a video has ended with status %d", status)
-            raise ImageError(f"{name}: it could not be decoded; give another video, or save it anew")
-        if not told:
-            most = f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
-            raise ImageError(f"{name}: it takes more than {most} to decode; give a shorter video")
-        return told
+        if line.endswith(b"\n"):  # else it has ended, perhaps within a line
+            told = json.loads(line)
+            if "error" in told:
+                raise ImageError(told["error"])
+            return told
+        status, most = process.wait(), f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
+        too_much = f"it takes more than {most} to decode; give a shorter video"
+        why = dict.fromkeys((-signal.SIGPROF, OUT_OF_MEMORY), too_much)
+        why[-signal.SIGALRM] = f"not decoded within {WALL:g} s on a busy server; ask again, or give less"
+        if status not in (*why, -signal.SIGTERM):  # with which it ends where nobody waits for it any more
+            log.warning("a process that decoded a video has ended with status %d", status)
+        said = why.get(status, "it could not be decoded; give another video, or save it anew")
+        raise ImageError(f"{name}: {said}")
 
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
         with suppress(OSError):  # it has ended

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from families import NEW
-from families.keys import checked, first_id, section, token_ids
+from families.keys import first_id, section, token_ids
 from families.text import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.files import CheckpointError, naming
 from models.checkpoints.load import (
@@ -34,7 +35,7 @@ from models.checkpoints.load import (
 )
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
-from models.config import TextConfig, VisionConfig, VLMConfig
+from models.config import VLMConfig
 
 T = TypeVar("T")
 
@@ -58,77 +59,61 @@ class Backbone:
 
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
         """The place of each of our tensors."""
-        prefix = self.optional_prefix
-        if any(name.startswith(prefix) for name in stored_names):
-            prefix = ""
+        whole = any(name.startswith(self.optional_prefix) for name in stored_names)
+        prefix = "" if whole else self.optional_prefix
         return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
 
 
 # Where transformers' SiglipVisionConfig differs from VisionConfig. The tower of new models is SigLIP's.
 _SIGLIP_DEFAULTS = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
-_SIGLIP_NAMES = {ours: name.removeprefix("model.") for ours, name in NEW.NAMES.items() if "vision" in ours}
-# The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
-_SIGLIP_IGNORABLE = re.compile(
-    r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
+_SIGLIP = partial(
+    Backbone,
+    "SigLIP vision backbone",
+    names={ours: name.removeprefix("model.") for ours, name in NEW.NAMES.items() if "vision" in ours},
+    # The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
+    ignorable=re.compile(r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"),
+    optional_prefix="vision_model.",
 )
 _TEXT_NAMES = {"language_model.lm_head.": "lm_head.", "language_model.": "model."}
-
-
-def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
-    def read(config: Mapping) -> VisionConfig:
-        return vision_config(of_section(config), _SIGLIP_DEFAULTS)
-
-    return Backbone("SigLIP vision backbone", read, _SIGLIP_NAMES, _SIGLIP_IGNORABLE, "vision_model.")
-
-
-def _text(family: str) -> Backbone:
-    return Backbone(f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, NEW.IGNORABLE)
-
-
 # By the model_type of config.json. Fixed-resolution SigLIP2 checkpoints are SigLIP's.
-VISION = {
-    "siglip": _siglip(lambda config: section(config, "vision_config")),
-    "siglip_vision_model": _siglip(lambda config: config),
+VISION: dict[str, Backbone] = {
+    "siglip": _SIGLIP(lambda config: vision_config(section(config, "vision_config"), _SIGLIP_DEFAULTS)),
+    "siglip_vision_model": _SIGLIP(lambda config: vision_config(config, _SIGLIP_DEFAULTS)),
 }
-TEXT = {kind: _text(kind.capitalize()) for kind in TEXT_FAMILIES}
+TEXT: dict[str, Backbone] = {
+    kind: Backbone(
+        f"{kind.capitalize()} backbone", partial(text_config, defaults={}), _TEXT_NAMES, NEW.IGNORABLE
+    )
+    for kind in TEXT_FAMILIES
+}
 
 
 def choose_backbone(config: Mapping, known: Mapping[str, Backbone]) -> Backbone:
     """The one of VISION or TEXT that a config.json describes."""
-    kind, model_type = "vision" if known is VISION else "text", config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in known:
+    if (found := known.get(str(config.get("model_type")))) is None:
+        kind = "vision" if known is VISION else "text"
         raise CheckpointError(
-            f"unsupported {kind} backbone (model_type {model_type!r}): expected {' or '.join(known)}"
+            f"unsupported {kind} backbone (model_type {config.get('model_type')!r}): expected "
+            f"{' or '.join(known)}"
         )
-    return known[model_type]
-
-
-def read_vision_config(config: Mapping) -> VisionConfig:
-    return choose_backbone(config, VISION).read_config(config)
-
-
-def read_text_config(config: Mapping) -> TextConfig:
-    return choose_backbone(config, TEXT).read_config(config)
+    return found
 
 
 class _Tower:
-    """A checkpoint of a backbone: `config` is ours, `stored` its config.json."""
+    """A checkpoint of a backbone: `config` is ours, `stored` its config.json. `id@revision` names a
+    revision."""
 
     def __init__(self, source: str | Path, known: Mapping[str, Backbone]):
-        self.opened = open_files(*_with_revision(source))
+        revision = None
+        if isinstance(source, str) and "@" in source and not Path(source).expanduser().is_dir():
+            source, revision = source.rsplit("@", 1)
+        self.opened = open_files(source, revision)
         self.stored = self.opened.config
         with naming(self.opened.source):
             self.backbone = choose_backbone(self.stored, known)
             self.config = self.backbone.read_config(self.stored)
         self.entries = entries_of(self.opened)
         self.tensor_map = self.backbone.tensor_map(self.entries)
-
-
-def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
-    if isinstance(source, Path) or Path(source).expanduser().is_dir() or "@" not in source:
-        return source, None
-    repo, revision = source.rsplit("@", 1)
-    return repo, revision
 
 
 def from_backbones(
@@ -157,40 +142,37 @@ def from_backbones(
     towers = {"vision_model.": _Tower(vision, VISION), "language_model.": _Tower(text, TEXT)}
     seeing, speaking = towers.values()
     stored, rows = speaking.stored, speaking.config.vocab_size
-    if extra_tokens < 0 or (extra_tokens == 0 and image_token_id is None):
-        raise CheckpointError(
-            f"extra_tokens must be at least 1 without an image_token_id, got {extra_tokens}"
-        )
-    if image_token_id is not None and image_token_id >= rows + extra_tokens:
-        raise CheckpointError(f"image_token_id: expected one of {rows + extra_tokens}, got {image_token_id}")
-    claimed = bool(stored.get("tie_word_embeddings", False))
-    tied = resolve_tying(claimed, speaking.tensor_map, speaking.entries, speaking.opened.source)
+    image = rows if image_token_id is None else image_token_id
+    if extra_tokens < 0 or image >= rows + extra_tokens:
+        raise CheckpointError(f"extra_tokens: expected rows for image_token_id {image}, got {extra_tokens}")
+    tied = bool(stored.get("tie_word_embeddings", False))
+    tied = resolve_tying(tied, speaking.tensor_map, speaking.entries, speaking.opened.source)
     stops = (speaking.opened.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
-    config = checked(
-        VLMConfig,
-        vision=seeing.config,
-        text=replace(speaking.config, vocab_size=rows + extra_tokens),
-        scale_factor=scale_factor,
-        image_token_id=rows if image_token_id is None else image_token_id,
-        tie_word_embeddings=tied,
-        bos_token_id=first_id(stored.get("bos_token_id"), vocab_size=rows),
-        eos_token_ids=token_ids(*stops, vocab_size=rows),
-        pad_token_id=first_id(stored.get("pad_token_id"), vocab_size=rows),
-    )
+    with naming(f"{vision} and {text}"):
+        config = VLMConfig(
+            vision=seeing.config,
+            text=replace(speaking.config, vocab_size=rows + extra_tokens),
+            scale_factor=scale_factor,
+            image_token_id=image,
+            tie_word_embeddings=tied,
+            bos_token_id=first_id(stored.get("bos_token_id"), vocab_size=rows),
+            eos_token_ids=token_ids(*stops, vocab_size=rows),
+            pad_token_id=first_id(stored.get("pad_token_id"), vocab_size=rows),
+        )
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, stored, device)
     model: Any = empty_model(cls, config)
     expected = parameter_shapes(model)
     expected |= {name: (rows, *expected[name][1:]) for name in (HEAD, EMBEDDING) if name in expected}
-    parts = {
-        prefix: {name: shape for name, shape in expected.items() if name.startswith(prefix)}
-        for prefix in towers
-    }
-    for prefix, tower in towers.items():
+    parts = [
+        (tower, {name: shape for name, shape in expected.items() if name.startswith(prefix)})
+        for prefix, tower in towers.items()
+    ]
+    for tower, shapes in parts:
         stored_shapes, ignorable = shapes_of(tower.entries), tower.backbone.ignorable
-        check_shapes(parts[prefix], tower.tensor_map, stored_shapes, ignorable, tower.opened.source)
-    for prefix, tower in towers.items():
-        fill(model, parts[prefix], tower.tensor_map, tower.entries, dtype, device)
+        check_shapes(shapes, tower.tensor_map, stored_shapes, ignorable, tower.opened.source)
+    for tower, shapes in parts:
+        fill(model, shapes, tower.tensor_map, tower.entries, dtype, device)
     table, head = model.language_model.embed_tokens, model.language_model.lm_head
     table.weight = with_mean_rows(table.weight, extra_tokens)
     head.weight = table.weight if tied else with_mean_rows(head.weight, extra_tokens)

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from messages import printable
-from models.checkpoints import missing
-from models.checkpoints.missing import INDEX, WEIGHTS
+from models.checkpoints.missing import INDEX, WEIGHTS, instead
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -47,11 +46,13 @@ class CheckpointError(ValueError):
 
 @contextmanager
 def naming(what: object) -> Iterator[None]:
-    """A ValueError inside comes out as a CheckpointError about this file or checkpoint."""
+    """What is wrong with a file or a checkpoint inside, values of other kinds than they should be included,
+    comes out as a CheckpointError about it."""
     try:
         yield
-    except ValueError as error:
-        raise CheckpointError(f"{what}: {error}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{what}: {said}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -143,7 +144,8 @@ class Folder:
     cached = file
 
     def names(self) -> list[str]:
-        paths = (path for pattern in ("*", "*/*") for path in self.path.glob(pattern))
+        patterns = ("*", "*/*", ".cache/huggingface/download/*.incomplete")
+        paths = (path for pattern in patterns for path in self.path.glob(pattern))
         return [path.relative_to(self.path).as_posix() for path in paths]
 
 
@@ -178,9 +180,8 @@ class Opened:
     def config(self) -> dict[str, Any]:
         """config.json, which every model has."""
         if self.file("config.json") is None:
-            raise CheckpointError(
-                f"{self.files.name} has no config.json: {missing.config(self.files.names, self._own)}"
-            )
+            said = instead(self.files.names()) or ": a checkpoint needs one beside its weights"
+            raise CheckpointError(f"{self.files.name} has no config.json{said}")
         return self.json("config.json")
 
     @property
@@ -207,51 +208,43 @@ class Opened:
     def origin(self) -> Origin:
         return Origin(self.source, self.folder, self.commit, self.weights)
 
-    @property
-    def _own(self) -> Path | None:
-        """The folder that a person has, not the client's cache."""
-        return self.files.path if isinstance(self.files, Folder) else None
+    @cached_property
+    def shards(self) -> list[str]:
+        """The names of the files that hold the weights; [] where there are none."""
+        names = self.files.names()
+        if self.files.gguf or WEIGHTS in names or INDEX not in names:
+            return [*self.files.gguf] or [WEIGHTS] * (WEIGHTS in names)
+        weight_map = self.json(INDEX).get("weight_map")
+        found = sorted({*weight_map.values()}) if isinstance(weight_map, dict) else []
+        # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
+        if not found or not all(_SHARD.fullmatch(str(name)) for name in found):
+            raise CheckpointError(
+                f"{self.files.name}: {INDEX}: expected a weight_map of tensor names to shards beside it, "
+                f"such as model-00001-of-00002.safetensors"
+            )
+        return found
 
-    # ----------------------------------------------------------------------------------------- weights
     @cached_property
     def weights(self) -> tuple[Path, ...]:
         """The files that hold the weights, fetched where they are not here."""
-        if (names := self._shards(self.file)) is None:
-            raise CheckpointError(f"{self.files.name} has {missing.weights(self.files.names, self._own)}")
-        if absent := [name for name in names if self.file(name) is None]:
+        if not self.shards:
+            said = instead(self.files.names()) or ": other formats must be converted to safetensors first"
+            raise CheckpointError(f"{self.files.name} has neither {WEIGHTS} nor {INDEX}{said}")
+        paths = tuple(filter(None, map(self.file, self.shards)))
+        if len(paths) < len(self.shards):
+            absent = {*self.shards} - {path.name for path in paths}
             raise CheckpointError(
-                f"{self.files.name} has no {absent[0]}, which its index names: download it again"
+                f"{self.files.name} has no {min(absent)}, which its index names: download it again"
             )
-        return tuple(filter(None, map(self.file, names)))
+        return paths
 
     @property
     def weights_here(self) -> tuple[Path, ...]:
         """`weights` if they are on this machine, else ()."""
-        self.file("config.json")  # which decides the commit
-        names = self._shards(self.files.cached) or ()
-        if isinstance(self.files, Folder) and names:
-            return self.weights  # which says what its index names and the folder lacks
-        found = [path for path in map(self.files.cached, names) if path is not None]
-        return tuple(found) if len(found) == len(names) else ()
+        found = tuple(filter(None, map(self.files.cached, self.shards)))
+        return found if len(found) == len(self.shards) else ()
 
     @property
     def weight_map(self) -> dict[str, str]:
         """The shard of each tensor by its name; {} where there is one file or GGUF."""
-        single = self.files.gguf or self.weights[0].name == WEIGHTS
-        return {} if single else self.json(INDEX)["weight_map"]
-
-    def _shards(self, find: Callable[[str], Path | None]) -> list[str] | None:
-        """The names of the files that hold the weights, or None."""
-        if self.files.gguf or find(WEIGHTS) is not None:
-            return [*self.files.gguf] or [WEIGHTS]
-        if (path := find(INDEX)) is None:
-            return None
-        weight_map = self.json(INDEX).get("weight_map")
-        names = weight_map.values() if isinstance(weight_map, dict) else ()
-        # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
-        if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
-            raise CheckpointError(
-                f"{path}: expected a weight_map of tensor names to shards beside it, which are called like "
-                f"model-00001-of-00002.safetensors"
-            )
-        return sorted(set(names))
+        return {} if self.files.gguf or self.shards == [WEIGHTS] else self.json(INDEX).get("weight_map", {})

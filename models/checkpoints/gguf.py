@@ -1,8 +1,8 @@
-"""GGUF, llama.cpp's file format: metadata and the places of tensors, read from a stranger's file.
+"""GGUF, llama.cpp's file format: metadata and the places of tensors.
 
-A file is a list of named values, a list of tensors (name, shape, type, place) and their bytes. Everything is
-bounded before it is kept, and nothing is allocated by what a header claims: `read_header` raises ValueError
-with what is wrong. Blocks of quantized numbers are opened by the gguf library (`dequantized`).
+A file is a list of named values, a list of tensors (name, shape, type, place) and their bytes. `read_header`
+raises ValueError with what is wrong. Blocks of quantized numbers are opened by the gguf library
+(`dequantized`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 SUFFIX = ".gguf"
-_MAX_ALIGNMENT = 2**16
 _FEW = 16  # numbers of a list
 # Types of metadata: as struct has them; a text and a list besides.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-
-
 # Of several files the first of these is taken: what most people have, and a tower as exact as it can be.
 _TEXTS, _TOWERS = ("Q4_K_M", "Q8_0"), ("F16", "BF16", "F32", "Q8_0")
 _PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE | re.DOTALL)
@@ -109,7 +106,7 @@ class _Reader:
         if kind == _TEXT:
             return [self.text() for _ in range(count)]
         if (code := _NUMBERS.get(kind)) is None:
-            raise ValueError(f"{name[:80]}: expected numbers, texts or a list of them, got type {kind}")
+            raise ValueError(f"{name}: expected numbers, texts or a list of them, got type {kind}")
         values = struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code)))
         # One by one only for a few, such as an image's mean: a vocabulary's scores are as they are.
         return [_shortest(one) for one in values] if code == "f" and count <= _FEW else list(values)
@@ -141,43 +138,24 @@ def header_of(file: BinaryIO, size: int, path: Path) -> Header:
     for _ in range(value_count):
         name = reader.text()
         metadata[name] = reader.value(name)
-    listed: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    tensors: dict[str, Place] = {}
     for _ in range(tensor_count):
-        name = reader.text()
-        listed[name] = _tensor(reader, name)
-    begin = file.tell()
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ValueError(f"general.alignment: expected a power of two, got {str(alignment)[:80]}")
-    begin += -begin % alignment
-    tensors, end = {}, begin
-    for name, (kind, shape, offset, length) in listed.items():  # one after another, as llama.cpp wants them
-        end += -(end - begin) % alignment
-        if begin + offset != end:
-            raise ValueError(
-                f"tensor {name[:80]}: expected it at {end - begin}, after those before it, got {offset}"
-            )
-        end += length
-        if end > size:
-            raise ValueError(
-                f"tensor {name[:80]} ends at byte {end} of {size}: the file was cut short; download it again"
-            )
-        tensors[name] = Place(kind, shape, end - length, end)
-    return Header(path, metadata, tensors)
-
-
-def _tensor(reader: _Reader, name: str) -> tuple[str, tuple[int, ...], int, int]:
-    """(type, shape, offset, bytes). Type and shape decide the bytes, so that neither can lie."""
-    if not 0 < (rank := reader.number("I")) <= 4:
-        raise ValueError(f"tensor {name[:80]}: expected 1 to 4 dimensions, got {rank}")
-    shape = tuple(reversed([reader.number("Q") for _ in range(rank)]))  # ours begin with rows
-    kind, offset = reader.number("I"), reader.number("Q")
-    if (known := _types().get(kind)) is None:
-        raise ValueError(f"tensor {name[:80]}: type {kind} is not known")
-    label, block, size = known
-    if not all(shape) or shape[-1] % block or math.prod(shape) > 2**40:
-        raise ValueError(f"tensor {name[:80]}: expected rows of whole blocks of {block}, got {list(shape)}")
-    return label, shape, offset, math.prod(shape) // block * size
+        name, rank = reader.text(), reader.number("I")
+        shape = tuple(reversed([reader.number("Q") for _ in range(rank)]))  # ours begin with rows
+        kind, offset = reader.number("I"), reader.number("Q")
+        if (known := _types().get(kind)) is None:
+            raise ValueError(f"tensor {name}: type {kind} is not known")
+        label, block, of_block = known
+        tensors[name] = Place(label, shape, offset, offset + math.prod(shape) // block * of_block)
+    begin = size - reader.left
+    begin += -begin % metadata.get("general.alignment", 32)
+    if tensors and (end := begin + max(place.end for place in tensors.values())) > size:
+        raise ValueError(f"its tensors end at byte {end} of {size}: it was cut short; download it again")
+    moved = {
+        name: place._replace(begin=begin + place.begin, end=begin + place.end)
+        for name, place in tensors.items()
+    }
+    return Header(path, metadata, moved)
 
 
 @cache

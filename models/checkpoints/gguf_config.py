@@ -29,7 +29,7 @@ SIGLIP = {
     "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads", "attention.layer_norm_epsilon": "layer_norm_eps",
 }  # fmt: skip
-_CLIP, MOST_LAYERS = "clip.vision.", 1000
+_CLIP = "clip.vision."
 _GENERATION = "ocelli.generation_config"  # JSON, in files that earlier versions of Ocelli wrote
 
 
@@ -57,7 +57,7 @@ class Layout:
     texts: architecture of a text part -> the model_type of a text_config.
     read: makes the rest of config.json, with its vision_config, and the settings of images.
     read_text: makes keys of a text_config of those read so far and of the text part's.
-    fronts: for a config, beginnings of our tensors' names -> theirs, where `gguf_tensors` has others.
+    fronts: for a config, beginnings of our tensors' names -> theirs, where `gguf_weights` has others.
     inside: for the tower or the text part, what then stands in our names -> in theirs.
     joins: ends of our names -> the function that makes such a tensor, and what the names of further tensors
         that it takes end in.
@@ -78,18 +78,14 @@ def hub_files(text: Header, vision: Header, layouts: Mapping[str, Layout]) -> di
     said = {name.removeprefix(_CLIP): value for name, value in vision.metadata.items()}
     kind = said.get("clip.projector_type") or said.get("projector_type")
     if (layout := layouts.get(str(kind))) is None:
-        expected = f"expected {', '.join(layouts)}, got {str(kind)[:80]!r}"
+        expected = f"expected {', '.join(layouts)}, got {kind!r}"
         raise ValueError(f"{vision.path}: the projector is not supported: {expected}")
     architecture = str(text.metadata.get("general.architecture"))
     if architecture not in layout.texts:
-        of = f"a text part of {architecture[:80]} and a tower of {layout.model_type} ({vision.path})"
+        of = f"a text part of {architecture} and a tower of {layout.model_type} ({vision.path})"
         raise ValueError(f"expected a text part of {' or '.join(layout.texts)}, got {of}")
     files, ids = gguf_tokenizer.read(text.metadata)
     config, images = layout.read(Tower(said, vision.tensors, ids))
-    tower = config["vision_config"]
-    number(tower, "depth" if "depth" in tower else "num_hidden_layers", MOST_LAYERS)
-    for name in ("hidden_size", "intermediate_size"):  # by which tensors are told apart
-        number(tower, name)
     config |= {"model_type": layout.model_type, "text_config": _read_text(text, architecture, layout)}
     config["tie_word_embeddings"] = config["tie_embedding"] = "output.weight" not in text.tensors
     pixels = {name: said.get(name, [0.5] * 3) for name in ("image_mean", "image_std")}
@@ -98,33 +94,15 @@ def hub_files(text: Header, vision: Header, layouts: Mapping[str, Layout]) -> di
         text.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")
     )
     stops = {"eos_token_id": [one for one in (eos, eot) if one is not None]}
-    files["generation_config.json"] = _generation(text) | stops | {"bos_token_id": bos, "pad_token_id": pad}
+    kept = json.loads(text.metadata.get(_GENERATION, "{}"))
+    files["generation_config.json"] = kept | stops | {"bos_token_id": bos, "pad_token_id": pad}
     return files | {"config.json": config, "processor_config.json": seen}
 
 
-def _generation(text: Header) -> dict[str, Any]:
-    """The rest of its generation_config.json, where the file holds that."""
-    try:
-        kept = json.loads(text.metadata.get(_GENERATION, "{}"))
-    except (TypeError, ValueError, RecursionError):
-        kept = None
-    if not isinstance(kept, dict):
-        raise ValueError(f"{text.path}: {_GENERATION}: expected a JSON object")
-    return kept
-
-
-def number(metadata: Mapping[str, Any], name: str, most: int = 65_536, default: Any = None) -> int:
-    """A whole number that something is computed from."""
-    value = metadata.get(name, default)
-    if type(value) is not int or not 0 < value <= most:
-        raise ValueError(f"{name}: expected a whole number from 1 to {most}, got {str(value)[:80]}")
-    return value
-
-
 def rows(tensors: Mapping[str, Place], name: str) -> int:
-    if (place := tensors.get(name)) is None or not place.shape:
+    if name not in tensors:
         raise ValueError(f"the tensor {name} is missing")
-    return place.shape[0]
+    return tensors[name].shape[0]
 
 
 def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any]:
@@ -134,10 +112,9 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
         raise ValueError(f"{text.path} is one of several parts: expected one file (llama-gguf-split --merge)")
     config = {name: said[key] for key, name in _TEXT.items() if key in said}
     config |= {"model_type": layout.texts[architecture], "vocab_size": rows(tensors, "token_embd.weight")}
-    number(config, "num_hidden_layers", MOST_LAYERS)
-    heads = number(config, "num_attention_heads")
+    heads = config["num_attention_heads"]
     config.setdefault("num_key_value_heads", heads)
-    config.setdefault("head_dim", number(config, "hidden_size") // heads)
+    config.setdefault("head_dim", config["hidden_size"] // heads)
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     rope = {"rope_type": said.get("rope.scaling.type", "none")}
     if rope["rope_type"] == "linear":
@@ -152,5 +129,4 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
         rope["mrope_section"] = sections[:3]
     if layout.read_text is not None:
         config |= layout.read_text(config, said)
-    number(config, "num_key_value_heads")
     return config | {"rope_parameters": rope | {"rope_theta": config.get("rope_theta", 10_000.0)}}

@@ -54,23 +54,15 @@ WORDS = {
 def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """(files of the Hub by name: JSON, or text; the ids of added tokens)."""
 
-    def given(name: str, kind: type, default: Any = None) -> Any:
-        value = metadata.get(name, default)
-        if not isinstance(value, list) or not all(type(one) is kind for one in value):
-            raise ValueError(f"{name}: expected a list of {kind.__name__}, got {str(value)[:80]}")
-        return value
-
     if (model := metadata.get("tokenizer.ggml.model")) != "gpt2":
-        raise ValueError(f"tokenizer.ggml.model: expected gpt2, a byte-level BPE, got {str(model)[:80]!r}")
+        raise ValueError(f"tokenizer.ggml.model: expected gpt2, a byte-level BPE, got {model!r}")
     if (words := WORDS.get(pre := str(metadata.get("tokenizer.ggml.pre")))) is None:
-        raise ValueError(f"tokenizer.ggml.pre: expected {', '.join(WORDS)}, got {pre[:80]!r}")
-    tokens = given(TOKENS, str)
-    kinds = given("tokenizer.ggml.token_type", int, [_NORMAL] * len(tokens))
+        raise ValueError(f"tokenizer.ggml.pre: expected {', '.join(WORDS)}, got {pre!r}")
+    tokens = metadata[TOKENS]
+    kinds = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind != _UNUSED}
-    pairs = (merge.split(" ", 1) for merge in given("tokenizer.ggml.merges", str))
+    pairs = (merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"])
     merges = [pair for pair in pairs if len(pair) == 2 and {*pair, "".join(pair)} <= vocab.keys()]
-    if len(kinds) != len(tokens) or len(vocab) != len(tokens) - kinds.count(_UNUSED):
-        raise ValueError(f"{TOKENS}: expected {len(tokens)} tokens, no two alike, and as many types")
     added = [
         {"id": i, "content": token, "special": kinds[i] == _CONTROL}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -80,7 +72,7 @@ def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     roles: dict[str, str] = {}
     for name, role in _ROLES.items():
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if type(token_id) is int and 0 <= token_id < len(tokens) and tokens[token_id] in vocab:
+        if token_id is not None and 0 <= token_id < len(tokens) and tokens[token_id] in vocab:
             roles[role] = tokens[token_id]
     post: dict[str, Any] | None = None
     first = roles.get("bos_token")

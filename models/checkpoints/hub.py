@@ -7,22 +7,18 @@ module does not import it. Whatever it raises becomes one sentence (`one_sentenc
 from __future__ import annotations
 
 import hashlib
-import io
 import re
-import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from models.checkpoints.files import CheckpointError, Folder, naming
 from models.checkpoints.gguf import header_of
-from models.checkpoints.missing import INDEX, WEIGHTS
-from models.checkpoints.names import KNOWN, hints
+from models.checkpoints.names import KNOWN, meant
 
 T = TypeVar("T")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
@@ -51,61 +47,42 @@ def one_sentence(repo: str, revision: str | None, what: str) -> Iterator[None]:
 
 
 def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
-    errors, endpoint = client().errors, client().constants.ENDPOINT
-    sought = repo if what == "config.json" else f"{what} of {repo}"  # without that one there is no checkpoint
-    status = _status(error)
+    errors, endpoint, status = client().errors, client().constants.ENDPOINT, _status(error)
+    sought = f"{what} of {repo}" if what else f"repository {repo}"
     if isinstance(error, errors.GatedRepoError):
         return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
-    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
+        hint = "" if repo in KNOWN else meant(repo, KNOWN)
         return (
-            f"there is no folder {repo} here and no repository {repo} on {endpoint}: check the spelling (a "
-            f"private repository needs `hf auth login`)"
+            f"there is no folder {repo} here and no repository {repo} on {endpoint}: "
+            f"{hint or 'check the spelling'} (a private repository needs `hf auth login`)"
         )
-    if status in (401, 403):  # as a mirror says it; the Hub itself says more
-        refuses = "does not accept this token" if client().get_token() else "wants a login"
-        return f"{endpoint} {refuses} for {sought} (status {status}): use `hf auth login`, or check the name"
     if status:
         return f"{endpoint} answers with status {status} for {sought}: try again later"
-    if any(isinstance(cause, errors.FileMetadataError) for cause in _causes(error)):
-        return f"{endpoint} answers for {sought}, but not as the Hub does: check the proxy and HF_ENDPOINT"
     if isinstance(error, (errors.LocalEntryNotFoundError, *_unreachable())):
         if client().constants.HF_HUB_OFFLINE:
             return f"{sought} is not in the local cache and HF_HUB_OFFLINE is set"
-        return f"{endpoint} cannot be reached ({_why_not(error)}) for {sought}"
-    reason = (isinstance(error, OSError) and error.strerror) or (str(error).strip().splitlines() or [""])[0]
+        hint = "" if repo in KNOWN else f" {meant(repo, KNOWN)}"
+        return f"there is no folder {repo} here, and {endpoint} cannot be reached for {sought};{hint}".rstrip(
+            "; "
+        )
     return (
-        f"{what} of {repo} failed ({type(error).__name__}: {reason}): check the disk, the proxy and "
-        f"HF_ENDPOINT, which is {endpoint}"
+        f"{sought}: {endpoint} did not answer as the Hub does ({type(error).__name__}): check the proxy, "
+        f"HF_ENDPOINT and the disk"
     )
 
 
 def _status(error: BaseException | None) -> int:
     """The status that the Hub answered with, 0 where there was no answer."""
-    kind = client().errors.HfHubHTTPError
-    return next((one.response.status_code for one in _causes(error) if isinstance(one, kind)), 0)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        yield error
+        if isinstance(error, client().errors.HfHubHTTPError):
+            return error.response.status_code
         seen.append(error)
         error = error.__cause__ or error.__context__
-
-
-def _why_not(error: BaseException) -> str:
-    """The reason why there was no connection, in words."""
-    words: dict[tuple[type[BaseException], ...], str] = {
-        (socket.gaierror,): "no network, or no host of that name",
-        (ConnectionRefusedError,): "it refuses connections",
-        (ssl.SSLError,): "its certificate is not trusted",
-        (TimeoutError, client().utils.httpx.TimeoutException): "no answer in time",
-    }
-    said = (words[kinds] for cause in _causes(error) for kinds in words if isinstance(cause, kinds))
-    return next(said, "no network")
+    return 0
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
@@ -136,21 +113,9 @@ def check_repo_id(name: str) -> None:
         raise CheckpointError(f"expected a repository's name such as owner/name, got {name!r}") from error
 
 
-def _cached_models() -> dict[str, bool]:
-    """Repositories in the client's cache, and whether each has weights and a config with a vision tower."""
-    found: dict[str, bool] = {}
-    for path in Path(client().constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"):
-        with suppress(OSError, ValueError):
-            raw, name = path.read_bytes(), path.parents[2].name.removeprefix("models--").replace("--", "/", 1)
-            sees = b'"vision_config"' in raw or b'"vit_hidden_dim"' in raw
-            whole = any((path.parent / weights).is_file() for weights in (WEIGHTS, INDEX))
-            found[name] = found.get(name, False) or (sees and whole)
-    return found
-
-
 class Repository:
-    """Files of a repository, through the client's cache. The first file decides the commit of the others, and
-    whether the Hub is asked for them at all: once it could not be reached, it is not asked again."""
+    """Files of a repository, through the client's cache. The first question decides the commit of all files,
+    and whether the Hub is asked for them: once it could not be reached, it is not asked again."""
 
     gguf: tuple[str, ...] = ()
 
@@ -159,101 +124,61 @@ class Repository:
         self.revision = revision
         self.name = f"repository {repo}" + (f" at {revision}" if revision else "")
         self.commit = revision if revision and _COMMIT.fullmatch(revision) else None
-        self.reachable: bool | None = None  # None: the Hub has not been asked
-        self.listed = False
+        self._names: list[str] | None = None  # of its files at that commit, once that was asked
+        self._reachable = self._noted = False  # noted: the client knows which commit a branch is
 
     def cached(self, name: str) -> Path | None:
         known = client().try_to_load_from_cache(self.repo, name, revision=self.commit or self.revision)
         return Path(known) if isinstance(known, str) else None
 
     def file(self, name: str) -> Path | None:
-        with self._asking(name):
-            known = self.commit and client().try_to_load_from_cache(self.repo, name, revision=self.commit)
-            if isinstance(known, str):
-                return Path(known)
-            if known is not None or self.reachable is False:  # the Hub said before that this commit has none
-                return None
-            path = self._download(name) if self.commit and self.reachable else self._first(name)
-            if path is not None:
-                if self.commit not in (None, path.parent.name):
-                    raise CheckpointError(f"{self.name} changed while it was read: load it again")
-                self.commit = path.parent.name
-            return path
+        if self.commit is not None and (known := self.cached(name)) is not None:
+            return known
+        if name not in self.names():
+            return None
+        known = self.cached(name)
+        return self._download(name) if known is None and self._reachable else known
 
     def names(self) -> list[str]:
         """The names of its files at one commit; where the Hub cannot be asked, of those in the cache."""
-        hf, revision = client(), self.commit or self.revision
-        with self._asking("the list of files"):
-            if self.reachable is not False:
-                with suppress(*_unreachable()):
-                    info = fetched(hf.HfApi().model_info, self.repo, revision=revision, timeout=patience())
-                    self.commit, self.reachable, self.listed = str(info.sha), True, True
-                    return [file.rfilename for file in info.siblings]
-            folder = Path(hf.snapshot_download(self.repo, revision=revision, local_files_only=True))
-            self.commit, self.reachable = folder.name, False
-            return Folder(folder, self.repo).names()
-
-    @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
-        """`one_sentence`; while the commit is not known, with what may have been meant instead. Whoever names
-        a commit knows the repository."""
-        try:
-            with one_sentence(self.repo, self.revision, what):
-                yield
-        except CheckpointError as error:
-            cause = error.__cause__
-            if self.commit is not None or cause is None:
-                raise
-            said = self.repo in KNOWN or str(error).startswith("there is no folder")
-            front = "" if said else f"there is no folder {self.repo} here, and "
-            end = hints(self.repo, _cached_models(), bool(_status(cause)))
-            raise CheckpointError(f"{front}{error}{end}") from cause
+        if self._names is None:
+            hf, revision = client(), self.commit or self.revision
+            with one_sentence(self.repo, self.revision, ""):
+                try:
+                    ask = hf.HfApi().model_info
+                    info = fetched(ask, self.repo, revision=revision, timeout=patience())
+                    self.commit, self._reachable = str(info.sha), True
+                    self._names = [file.rfilename for file in info.siblings]
+                except (*_unreachable(), hf.errors.HfHubHTTPError) as error:
+                    if _status(error) not in (0, 429, 500, 502, 503, 504):
+                        raise
+                    try:
+                        folder = hf.snapshot_download(self.repo, revision=revision, local_files_only=True)
+                    except hf.errors.LocalEntryNotFoundError:
+                        raise error from None
+                    self.name = f"the local cache of {self.name}"
+                    self.commit, self._names = Path(folder).name, Folder(folder, self.repo).names()
+        return self._names
 
     def header(self, name: str) -> Path | None:
         """A GGUF file of the commit that `names` saw, or one as long with the header alone."""
-        if (known := self.cached(name)) is not None or self.reachable is False:
+        if (known := self.cached(name)) is not None or not self._reachable:
             return known
         with one_sentence(self.repo, self.revision, f"the header of {name}"):
             return Path(_header_of(self.repo, str(self.commit), name).name) / name
 
-    def _first(self, name: str) -> Path | None:
-        """A file of the revision's present commit; without a network, of the commit in the cache."""
-        hf, cached, commit = client(), self.cached(name), None
-        try:
-            url = hf.hf_hub_url(self.repo, name, revision=self.revision)
-            commit = fetched(hf.get_hf_file_metadata, url, timeout=patience()).commit_hash
-        except (*_unreachable(), hf.errors.HfHubHTTPError) as error:
-            answered = isinstance(error, hf.errors.HfHubHTTPError)
-            if not answered and cached is None and self.commit is None:
-                raise hf.errors.LocalEntryNotFoundError(str(error)) from error
-            busy = answered and cached is not None and _status(error) in (429, 500, 502, 503, 504)
-            if busy or not answered:
-                self.reachable, self.name = False, f"the local cache of {self.name}"
-                return cached
-            # Otherwise the client decides whether the cache will do.
-        self.reachable = True
-        return cached if cached is not None and cached.parent.name == commit else self._download(name)
-
-    def _download(self, name: str) -> Path | None:
-        """A file that is fetched now, None where there is none of that name.
-
-        One that is stored as a large file has its SHA-256 as its name in the cache, and is held to it: the
-        client compares lengths only.
-        """
+    def _download(self, name: str) -> Path:
+        """A file that is fetched now. One that is stored as a large file has its SHA-256 as its name in the
+        cache, and is held to it: the client compares lengths only."""
         began, hf = time.time(), client()
-        # By the name of a branch once more after `names`: the client then notes which commit it is.
-        revision = self.revision if self.listed else self.commit or self.revision
-        try:
-            file = fetched(hf.hf_hub_download, self.repo, name, revision=revision)
-        except hf.errors.LocalEntryNotFoundError as error:
-            if (
-                _status(error.__cause__) == 404 and self.commit and self.reachable
-            ):  # as a mirror says that a commit lacks a file
-                return None
-            raise
-        except hf.errors.EntryNotFoundError:
-            return None
-        path, blob = Path(file), Path(file).resolve()
+        with one_sentence(self.repo, self.revision, name):
+            # By the name of a branch once: the client then notes which commit it is.
+            revision = self.commit if self._noted else self.revision
+            path = Path(fetched(hf.hf_hub_download, self.repo, name, revision=revision))
+        self._noted = True
+        if path.parent.name != self.commit and "/" not in name:
+            raise CheckpointError(f"{self.name} changed while it was read: load it again")
+        blob = path.resolve()
         if not _SHA256.fullmatch(blob.name) or blob.stat().st_mtime < began - 2:  # was there before
             return path
         with blob.open("rb") as data:
@@ -268,43 +193,15 @@ class Repository:
         return path
 
 
-class _Ranges(io.RawIOBase):
-    """A file on the Hub, read in pieces that are written to `copy` as well."""
-
-    def __init__(self, url: str, size: int, copy: BinaryIO):
-        self.url, self.size, self.copy, self.at = url, size, copy, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self.at + len(buffer), self.size)
-        if self.at == end:
-            return 0
-        raw, utils = b"", client().utils
-        headers = utils.build_hf_headers() | {"Range": f"bytes={self.at}-{end - 1}"}
-        with utils.get_session().stream("GET", self.url, headers=headers) as response:
-            utils.hf_raise_for_status(response)
-            if response.status_code == 206:  # else it sends the whole file
-                raw = response.read()
-        if len(raw) != end - self.at:
-            raise CheckpointError(f"{self.url}: expected bytes {self.at} to {end}, got another part")
-        buffer[: len(raw)] = raw
-        self.copy.write(raw)
-        self.at = end
-        return len(raw)
-
-
 @cache  # the folder is there as long as the process
 def _header_of(repo: str, commit: str, name: str) -> tempfile.TemporaryDirectory:
     """A folder with a GGUF file as long as that on the Hub, of which only the header was fetched."""
     hf, folder = client(), tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
-    url = hf.hf_hub_url(repo, name, revision=commit)
-    size = fetched(hf.get_hf_file_metadata, url, timeout=patience()).size
-    with (Path(folder.name) / name).open("wb") as copy, naming(f"{name} of {repo}"):
-        header_of(io.BufferedReader(_Ranges(url, size, copy), _PIECE), size, Path(name))
-        copy.truncate(size)
+    hub = hf.HfFileSystem(endpoint=hf.constants.ENDPOINT, skip_instance_cache=True)
+    with hub.open(f"{repo}@{commit}/{name}", block_size=_PIECE) as file, naming(f"{name} of {repo}"):
+        header_of(file, file.size, Path(name))
+        length, _ = file.tell(), file.seek(0)
+        with (Path(folder.name) / name).open("wb") as copy:
+            copy.write(file.read(length))
+            copy.truncate(file.size)
     return folder

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from families import FAMILIES
+from families import FAMILIES, family_of
 from families.keys import section
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
@@ -38,6 +38,7 @@ from models.checkpoints.weights import (
 from models.config import VLMConfig
 
 T = TypeVar("T")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 Put = Callable[[nn.Module, Sequence[str], Callable[[], Tensor]], None]
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
@@ -92,8 +93,7 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
     if how := quantization(opened.config):
         raise CheckpointError(f"{opened.source}: its weights are {how}: take the unquantized one")
     entries = entries_of(opened)
-    with naming(opened.source):
-        config = family.read_config(opened.config, opened.generation_config, entries)
+    config = read_config(opened.config, opened.source, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)
     tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, opened.source)
     stops = set(config.eos_token_ids)
@@ -122,14 +122,23 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
 
 def choose_family(config: Mapping, source: str) -> ModuleType:
     """The family of a config.json; an architecture that no family reads is refused."""
-    for family in FAMILIES.values():
-        if family.recognises(config):
-            return family
+    if (family := family_of(config)) is not None:
+        return family
     raise CheckpointError(
         f"{source}: unsupported architecture (model_type {config.get('model_type')!r}); supported are "
         f"{'; '.join(family.TITLE for family in FAMILIES.values())}, and as backbones of a new "
         "model (VisionLanguageModel.from_backbones) SigLIP, Llama, Qwen2 and Qwen3"
     )
+
+
+def read_config(
+    config: Mapping, source: str, generation: Mapping = NOTHING, stored: Mapping[str, Entry] = NOTHING
+) -> VLMConfig:
+    """The model that a config.json describes. A CheckpointError says what is wrong with it, values of other
+    kinds than its keys have included."""
+    family = choose_family(config, source)
+    with naming(f"{source}: config.json"):
+        return family.read_config(config, generation, stored)
 
 
 def quantization(config: Mapping) -> str:
@@ -211,11 +220,11 @@ def meta_init() -> Iterator[None]:
     PyTorch's own initialisation of them is left out: for drawing numbers that do not exist it would import
     its whole compiler (75 MB, one to three seconds).
     """
-    with torch.device("meta"), _Uninitialised():
+    with torch.device("meta"), Uninitialised():
         yield
 
 
-class _Uninitialised(TorchFunctionMode):
+class Uninitialised(TorchFunctionMode):
     """Turns the functions of torch.nn.init into ones that return their tensor."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -274,29 +283,21 @@ def end_token_id(opened: Opened) -> int | None:
     tokenizer_config.json or tokenizer.json gives its id. The large tokenizer.json is read only where the
     small one does not.
     """
-    folder, inside = "", opened.config.get("lm_tokenizer")
     # nanoVLM's tokenizer is in the folder `lm_tokenizer`, where it is not beside the weights.
-    has_folder = opened.commit is None and isinstance(inside, str) and ".." not in Path(inside).parts
-    if has_folder and not opened.file("tokenizer.json") and not opened.file("tokenizer_config.json"):
-        folder = f"{inside}/"
+    inside, beside = opened.config.get("lm_tokenizer"), ("tokenizer.json", "tokenizer_config.json")
+    folder = f"{inside}/" if inside and opened.commit is None and not any(map(opened.file, beside)) else ""
     config = opened.json(f"{folder}tokenizer_config.json")
-    # A repository that has no tokenizer is not asked for the other files of one.
-    if not config and opened.commit is not None:
-        return None
     token = _text(config.get("eos_token"))
     token = token or _text(opened.json(f"{folder}special_tokens_map.json").get("eos_token"))
     if token is None:
         return None
-    decoder = config.get("added_tokens_decoder")
-    for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
-        if _text(added) == token and token_id.isdecimal():
+    for token_id, added in (config.get("added_tokens_decoder") or {}).items():
+        if _text(added) == token:
             return int(token_id)
     tokenizer = opened.json(f"{folder}tokenizer.json")
-    for added in tokenizer.get("added_tokens") or ():
-        if _text(added) == token:
-            return added["id"]
-    found = (tokenizer.get("model") or {}).get("vocab") or {}
-    return found.get(token) if isinstance(found, dict) else None
+    added = {_text(one): one["id"] for one in tokenizer.get("added_tokens") or ()}
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    return added.get(token, vocab.get(token) if isinstance(vocab, dict) else None)
 
 
 def _text(token: object) -> str | None:

@@ -7,14 +7,12 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from messages import ALIKE, some
 from models.checkpoints.files import EMBEDDED, CheckpointError
-from models.checkpoints.gguf import SUFFIX
-from models.checkpoints.missing import is_checkpoint
 
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
@@ -73,96 +71,44 @@ def table() -> str:
     return "\n".join((f"{'name':<19}download  good for", *rows))
 
 
-def short_names(text: str) -> list[str]:
-    """The short names that a text may mean, by themselves or by the name of their repository."""
-    short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
-    return sorted({short[name] for name in alike(text, short, same_numbers=True)})
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question about the known names that a name may mean, or "": those called the same but for owner, case
+    and dashes, else with more after it, else the nearest. Names with other numbers are of other models."""
 
-
-def alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
-    """The known names that a name may mean: called the same but for owner, case and dashes, else with
-    more after it, else the nearest. Of published models, those with other numbers are other models."""
+    def numbers(one: str) -> Counter[str]:
+        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]))
 
     def plain(one: str) -> str:
         return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
 
-    def numbers(one: str) -> Counter[str]:
-        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
-
     wanted = plain(name)
-    names = {one: plain(one) for one in sorted(known) if one != name}
-    if same := [one for one in names if names[one] == wanted]:
-        return same
-    names = {one: of for one, of in names.items() if numbers(name) <= numbers(one)}
-    if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
-        return longer
+    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
     near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
-    return [one for one in names if names[one] in near]
+    found = [one for one in names if names[one] == wanted]
+    found = found or [one for one in names if len(wanted) > 3 and names[one].startswith(wanted)]
+    found = found or [one for one in names if names[one] in near]
+    return f"did you mean {' or '.join(found[:3])}?" if found else ""
 
 
-def meant(names: Iterable[str], named: bool = False) -> str:
-    """A question about a few names; of one short name alone, what it stands for, too."""
-    few = [*names][:3]
-    of = f" ({MODELS[few[0]].repo})" if named and len(few) == 1 else ""
-    return f"did you mean {' or '.join(few)}{of}?"
-
-
-# ------------------------------------------------------------------------------------------------- slips
-def _checkpoints_in(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if is_checkpoint(folder / name))
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return []
-
-
-def refuse_slip(text: str, path: str, only_path: bool, quantized: bool, revision: str | None) -> None:
+def refuse_slip(text: str, path: str, only_path: bool, revision: str | None) -> None:
     """Raise CheckpointError for a name of no folder here that cannot be a repository's (`only_path`, or its
     letters), or that was meant for something here. A `revision` says that it is a repository's."""
     if os.path.isfile(path):
-        raise CheckpointError(
-            f"{text} is a file: expected the folder of a checkpoint, such as {os.path.dirname(path) or '.'}, "
-            f"a GGUF file, or a repository id such as owner/name"
-        )
-    if quantized and text.lower() in MODELS:
-        raise CheckpointError(
-            f"{text}: a short name takes no quantization: name a repository of GGUF files, such as "
-            f"ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0"
-        )
+        folder = os.path.dirname(path) or "."
+        raise CheckpointError(f"{text} is a file: expected a folder, such as {folder}, or a GGUF file")
     if match := _WEB.fullmatch(text):
         raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
     if not only_path and not REPO_ID.fullmatch(text):
-        raise CheckpointError(
-            f"{text!r} is neither a folder here nor a valid repository id such as owner/name"
-        )
-    place = Path(os.path.normpath(path))
-    here = _checkpoints_in(place.parent)
-    embedded = _checkpoints_in(EMBEDDED) if str(place.parent) in (".", EMBEDDED.name) else []
-    looks_local = only_path or bool(len(place.parts) > 1 and here)
+        raise CheckpointError(f"{text!r} is neither a folder here nor a repository's name such as owner/name")
     if revision is not None and not only_path:
         return
-    if found := alike(place.name, here + embedded):
-        hint = meant(str(place.parent / name) for name in found)
-    elif not only_path and len(place.parts) == 1 and (found := short_names(text)):
-        hint = f"{meant(found, named=True)} (--model list shows the short names)"
-        raise CheckpointError(f"there is no folder and no model {text}: {hint}")
-    elif looks_local and here:
-        hint = f"{place.parent} has {some(here)}"
-    elif looks_local:
-        hint = "expected a checkpoint folder, a GGUF file or a repository id such as owner/name"
-    else:
-        return
-    if not only_path:
-        hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
-    raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
-
-
-def hints(repo: str, cached: Mapping[str, bool], answered: bool) -> str:
-    """The end of a sentence about a repository that was not found: which of those in the client's cache (name
-    -> whether it opens) or of the known ones may have been meant; without the Hub's answer, what is here."""
-    said = []
-    if repo not in KNOWN and (similar := alike(repo, [*cached, *KNOWN], same_numbers=True)):
-        said.append(meant(similar))
-    if not answered:
-        here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
-        said.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")
-    return "".join(f"; {hint}" for hint in said)
+    place = Path(os.path.normpath(path))
+    above = EMBEDDED if str(place.parent) == EMBEDDED.name else place.parent
+    here = [str(place.parent / one.parent.name) for one in sorted(above.glob("*/config.json"))]
+    alone = not only_path and len(place.parts) == 1
+    embedded = [one.name for one in EMBEDDED.iterdir()]
+    hint = meant(text, [*here, *MODELS, *embedded]) or meant(text, KNOWN) if alone else meant(text, here)
+    if not hint and (only_path or (here and not alone)):
+        hint = f"there are {some(here)}" if here else "expected the folder or the GGUF file of a checkpoint"
+    if hint:
+        raise CheckpointError(f"there is no checkpoint {text}: {hint}")

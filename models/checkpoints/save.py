@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from families import FAMILIES
-from families.text import write_ids
-from models.checkpoints.files import CheckpointError, read_json
+from families.saving import write_ids
+from models.checkpoints.files import PROCESSOR_FILES, CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import client, fetched, one_sentence
 from models.checkpoints.load import choose_family
@@ -36,15 +36,11 @@ MAX_SHARD_BYTES = 5_000_000_000
 CARD = "README.md"
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
-# Weights and configs of the checkpoint that is replaced: never carried over to the new one.
+# Files of the checkpoint that is replaced, and of its processor: never carried over to the new one.
 _REPLACED = re.compile(
-    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*|config\.json"
-    r"|generation_config\.json)"
+    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|pytorch_model.*|(generation_)?config\.json"
 )
-_PROCESSOR = re.compile(
-    r"(((video_)?pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
-    r"|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
-)
+_PROCESSOR = {*PROCESSOR_FILES, "additional_chat_templates"} - {"config.json", "generation_config.json"}
 
 
 def save(
@@ -109,17 +105,11 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
     """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
     they are what it was loaded with, to the bit, and each is made when it is written. Raises CheckpointError
     for weights that are not there, on the meta device or rounded to int8 or four bits."""
-
-    def one_of(read: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
-        return read()[name]
-
-    def narrow(wide: Pending) -> Tensor:
-        return wide.make().bfloat16()
-
     found: dict[str, Pending] = {}
     for read in _parts_of(model):
         for name, tensor in read().items():
-            found[name] = Pending(tuple(tensor.shape), tensor.dtype, partial(one_of, read, name))
+            make = lambda read=read, name=name: read()[name]
+            found[name] = Pending(tuple(tensor.shape), tensor.dtype, make)
             if tensor.is_meta:
                 raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
             if tensor.dtype in (torch.int8, torch.int32):
@@ -133,7 +123,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
         for name, one in found.items():
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
-                found[name] = Pending(one.shape, torch.bfloat16, partial(narrow, one))
+                found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
     return found
 
 
@@ -152,7 +142,7 @@ def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
     """True for a file of the old checkpoint in a folder that a new one replaces."""
-    return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
+    return bool(_REPLACED.fullmatch(name)) or (with_processor and name in _PROCESSOR)
 
 
 def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
@@ -199,16 +189,23 @@ class Pending:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def _narrow(wide: Pending) -> Tensor:
+    return wide.make().bfloat16()
+
+
+def _fused(parts: list[Pending]) -> Tensor:
+    return torch.cat([part.make() for part in parts])
+
+
 def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
     """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
-
-    def fused(before: Callable[[], Tensor], last: Callable[[], Tensor]) -> Tensor:
-        return torch.cat([before(), last()])
-
+    parts: dict[str, list[Pending]] = {}
     stored: dict[str, Pending] = {}
     pairs = ((places(name), tensor) for name, tensor in tensors.items())
     for place, tensor in sorted(pairs, key=lambda pair: pair[0].part):
-        make = partial(fused, stored[place.name].make, tensor.make) if place.part else tensor.make
+        own = parts.setdefault(place.name, [])
+        own.append(tensor)
+        make = partial(_fused, own) if place.part else tensor.make
         stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
     return stored
 
@@ -264,20 +261,17 @@ def transformers_processor(processor):
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
-    checks = [("image token id", processor.image_token_id, config.image_token_id)]
+    checks = {"image token id": (processor.image_token_id, config.image_token_id)}
     for name in ("image_seq_len", "image_seq_length"):  # the latter is InternVL's; images of own sizes: none
         if (positions := getattr(processor, name, None)) is not None:
-            checks.append((f"tokens per tile ({name})", positions, FAMILIES[config.family].positions(config)))
-    for what, got, expected in checks:
+            checks[f"tokens per tile ({name})"] = positions, FAMILIES[config.family].positions(config)
+    tokens = len(processor.tokenizer)
+    checks["number of tokens"] = tokens, min(tokens, config.text.vocab_size)
+    for what, (got, expected) in checks.items():
         if got != expected:
             raise CheckpointError(
                 f"the processor's {what} is {got}, the model's is {expected}: they do not fit"
             )
-    if len(processor.tokenizer) > config.text.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer has {len(processor.tokenizer)} tokens, the model only "
-            f"{config.text.vocab_size} embeddings"
-        )
 
 
 def _write_processor(processor, folder: Path, kind: str, kind_of_images: str) -> None:
@@ -304,17 +298,13 @@ def _portable_tokenizer(config: dict, processor: str) -> dict:
     """tokenizer_config.json with the class and the dictionary of extra special tokens that 4.57 expects."""
     config = {name: value for name, value in config.items() if name not in ("backend", "is_local")}
     extra = config.get("extra_special_tokens") or {}
-    named = {
-        name: token
-        for name, token in config.items()
-        if name.endswith("_token") and name not in _STANDARD and isinstance(token, str)
-    }
+    roles = {name for name in config if name.endswith("_token")} - _STANDARD
+    named = {name: config[name] for name in roles if isinstance(config[name], str)}
     if isinstance(extra, list):
         unnamed = ((index, token) for index, token in enumerate(extra) if token not in named.values())
         extra = {f"extra_{index}_token": token for index, token in unnamed}
-    named |= extra
     return config | {
-        "extra_special_tokens": named,
+        "extra_special_tokens": named | extra,
         # Without it 4.57 also returns token_type_ids, which the model does not take.
         "model_input_names": ["input_ids", "attention_mask"],
         "processor_class": processor,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -34,15 +34,16 @@ def open_files(source: str | Path, revision: str | None = None) -> Opened:
 
 
 def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
-    wanted = _without_quantization(str(source))[1]
+    wanted, text = _without_quantization(str(source))[1], ""
+    folder = place
     if os.path.isfile(place):
-        above, name = os.path.split(place)
-        beside = os.listdir(above or ".")
-        return Opened(GgufFiles(Folder(above or ".", source), source, beside, wanted, name), open_files)
-    files: Files = Folder(place, source) if os.path.isdir(place) else Repository(place, revision)
-    asked = isinstance(files, Folder) or wanted or "gguf" in place.lower()
-    names = [name for name in files.names() if "/" not in name] if asked else []
-    files = GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files
+        above, text = os.path.split(place)
+        folder = above or "."
+    files: Files = Folder(folder, source) if os.path.isdir(folder) else Repository(place, revision)
+    if text or wanted or isinstance(files, Folder) or "gguf" in place.lower():
+        names = [name for name in files.names() if "/" not in name]
+        if text or wanted or (any(n.endswith(SUFFIX) for n in names) and not {WEIGHTS, INDEX} & {*names}):
+            files = GgufFiles(files, source, names, wanted, text)
     return Opened(files, open_files)
 
 
@@ -50,11 +51,6 @@ def repository(name: str) -> str:
     """The repository of a short name. Any other name, and that of a folder here, as it is."""
     known = MODELS.get(name.lower())
     return known.repo if known and not os.path.isdir(name) else name
-
-
-def holds_gguf(names: Iterable[str]) -> bool:
-    """True if a folder or repository with these files is opened by its GGUF files."""
-    return any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}
 
 
 def resolve_source(source: str | Path, revision: str | None = None) -> str:
@@ -65,24 +61,20 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     and what is nearly the name of a checkpoint here or a short name is not looked for on the Hub, unless a
     `revision` is given, which only repositories have.
     """
-    text, wanted = _without_quantization(repository(source) if isinstance(source, str) else str(source))
-    path = os.path.expanduser(text)
-    embedded = EMBEDDED / text.removeprefix(EMBEDDED.name + "/")
-    is_embedded = (
-        isinstance(source, str) and embedded.parent == EMBEDDED and os.path.isfile(embedded / "config.json")
-    )
-    if os.path.isdir(path) or is_embedded:
+    text = _without_quantization(str(source))[0]
+    text = repository(text) if isinstance(source, str) else text
+    path, embedded = os.path.expanduser(text), EMBEDDED / text.removeprefix(EMBEDDED.name + "/")
+    if isinstance(source, str) and embedded.parent == EMBEDDED and not os.path.isdir(path):
+        path = str(embedded) if os.path.isfile(embedded / "config.json") else path
+    if os.path.isdir(path):
         if revision is not None:
-            raise CheckpointError(
-                f"{text} is a local folder, which has no revision {revision!r}: leave revision out"
-            )
-        return path if os.path.isdir(path) else str(embedded)
-    if not (os.path.isfile(path) and path.endswith(SUFFIX)):
-        only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith("/")
-        only_path = only_path or (text.endswith(SUFFIX) and os.path.isdir(os.path.dirname(path) or "."))
-        refuse_slip(text, path, only_path or text.count("/") > 1, bool(wanted), revision)
-        return text
-    return path
+            raise CheckpointError(f"{text} is a local folder, which has no revision: leave {revision!r} out")
+        return path
+    if os.path.isfile(path) and path.endswith(SUFFIX):
+        return path
+    only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith(("/", SUFFIX))
+    refuse_slip(text, path, only_path or text.count("/") > 1, revision)
+    return text
 
 
 def check_has_config(source: str | Path, revision: str | None = None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from training.config import Data, Scope, TrainConfig, flag, setting
 
@@ -31,7 +32,7 @@ class ShapesConfig(TrainConfig):
     )
 
     output: str = setting("runs/shapes", "folder for the checkpoint, the metrics and the training state")
-    data: Data = setting(DATA, f"{DATA}: drawn while it trains")  # noqa: RUF009
+    data: Data = setting(DATA, f"{DATA}: drawn while it trains")
     pictures: int = setting(144_000, "images to train on, in all; 0: use --steps", 0, 10**9)
     vision_pictures: int = setting(64_000, "how many of these train the vision tower alone", 0, 10**9)
     vision_batch_size: int = setting(

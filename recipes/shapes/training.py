@@ -32,6 +32,7 @@ from data.new_processor import make_processor
 from data.packing import IGNORE_INDEX, Batch, dense_mask
 from data.processor import Processor
 from families import FAMILIES
+from models.checkpoints.load import meta_init
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, part_size
 from recipes.shapes.dense import NUM_KINDS
@@ -49,7 +50,7 @@ from shapes import (
 )
 from training.config import PlanOptions, flag
 from training.distributed import Ranks
-from training.flops import Amounts, amounts_of, tower_amounts, training_flops
+from training.flops import Amounts, amounts_of, costs, tower_amounts, training_flops
 from training.optim import Muon, decay_fraction, schedule, set_rates
 from training.plan import AverageRow, choose_device, line, make_plan, stored_shape
 from training.rows import open_model
@@ -481,7 +482,8 @@ class ShapesTask(Task):
         if alone:
             side, pictures = shape.vision.image_size, alone * config.vision_batch_size
             amounts = Amounts(*tower_amounts(shape.vision, [(side, side)], pictures))
-            flops = training_flops(shape, amounts, frozenset({"vision_model"}))
+            with meta_init():
+                flops = training_flops(costs(VisionLanguageModel(shape)), amounts)
             hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
             lines += [
                 "before it, the vision tower alone",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic.dataclasses import dataclass
 
 from recipes.shapes.settings import FROM_SCRATCH, ShapesConfig
 from training.config import Data, setting
@@ -14,7 +14,7 @@ DATA = "recipes.world"  # `data` of a run on it
 class WorldConfig(ShapesConfig):
     """A run's settings. A ValueError names the flag that is wrong."""
 
-    data: Data = setting(DATA, f"{DATA}: drawn in any look")  # noqa: RUF009
+    data: Data = setting(DATA, f"{DATA}: drawn in any look")
     tiles_per_side: int = setting(
         1, "tiles of an image's longer side; 1: not split", 1, 6, scope=FROM_SCRATCH
     )

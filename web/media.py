@@ -1,0 +1,104 @@
+"""The one place where images and videos of strangers are opened: their bytes as a request comes in, and their
+pixels where its prompt is made, both within the same limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from data.errors import ImageError
+from data.image_sizes import image_size
+from data.images import NamedBytes, load_image, read_bytes
+from data.processor import Processor
+from data.visuals import HEAD, container_of
+from web.errors import Refused
+from web.guard import ApiLimits, Turns
+from web.protocol import ChatRequest
+from web.videos import open_apart
+
+FETCHES = 8  # images of the internet that are fetched at a time
+
+
+class Media:
+    """Threads that read what `image_url` and `video_url` name. Clients take turns."""
+
+    def __init__(self, limits: ApiLimits):
+        self._folder, self._most = limits.allow_paths, limits.max_images
+        self._image = replace(limits.image, allow_urls=limits.allow_urls, allow_paths=False)
+        self._video = replace(self._image, max_bytes=limits.max_body)
+        self._reading = ThreadPoolExecutor(2, thread_name_prefix="images")
+        self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
+        self._turns = Turns(2)
+
+    async def read(self, asked: ChatRequest, client: str, take: Callable[[int], None]) -> list[NamedBytes]:
+        """The bytes of a request's images, whose headers are within the limits, and of its videos, in their
+        order. `take` is called with the number of those that the request did not bring. Raises Refused and
+        ImageError."""
+        parts = [part for message in asked.messages for part in message.parts if part.shown is not None]
+        if len(parts) > self._most:
+            message = f"messages: expected at most {self._most} images, got {len(parts)}"
+            raise Refused(400, message, "messages")
+        turn = self._turns.of(client)
+
+        async def one(number: int, kind: str, url: str) -> NamedBytes:
+            scheme, name = url[:8].lower(), f"{kind.removesuffix('_url')} {number}"
+            pool = self._fetching if scheme.startswith(("http://", "https://")) else self._reading
+            async with turn:
+                data = await asyncio.get_running_loop().run_in_executor(pool, self._read, url, name)
+            if not scheme.startswith("data:"):
+                take(len(data))
+            return data
+
+        try:  # where one fails, the others end with it: they would take room that is never given back
+            async with asyncio.TaskGroup() as group:
+                reading = [
+                    group.create_task(one(number, part.type, part.shown or ""))
+                    for number, part in enumerate(parts, start=1)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in reading]
+
+    def _read(self, url: str, name: str) -> NamedBytes:
+        scheme, limits = url[:8].lower(), self._video if name.startswith("video") else self._image
+        source: str | bytes | None = url
+        if not scheme.startswith(("data:", "http://", "https://")):
+            if self._folder is None or not scheme.startswith("file://"):
+                expected = f"expected a data: URL with the {name.split()[0]} itself"
+                raise ImageError(
+                    f"{name}: {expected}; serve.py --allow-paths DIR allows file:// URLs of a folder"
+                )
+            if (source := self._file(self._folder, url)) is None:
+                raise ImageError(f"{name}: expected a file within the folder that this server may read")
+        data = NamedBytes(read_bytes(source, limits, name))
+        data.name = name
+        if limits is self._image:
+            image_size(data, limits, name)
+        return data
+
+    def _file(self, folder: Path, url: str) -> bytes | None:
+        """A file in the folder, by its path there or whole, as far as a video may be long, and a byte. None
+        for all else: a client does not learn what there is on this machine."""
+        with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
+            named, inside = unquote(urlsplit(url).path), os.path.realpath(folder)
+            for path in (Path(os.path.realpath(one)) for one in (folder / named.lstrip("/"), named)):
+                if path.is_relative_to(inside) and path.is_file():  # a pipe might never end
+                    with open(path, "rb") as file:
+                        return file.read(self._video.max_bytes + 1)
+        return None
+
+    def open(self, data: NamedBytes, videos: int, processor: Processor, until: ExitStack) -> Any:
+        """The pixels of what `read` gave: an image, or one of so many `videos`, which share the seconds that
+        decoding may take, and end with `until`. Raises ImageError."""
+        if not data.name.startswith("video"):
+            return load_image(data, self._image)
+        processor.check_video(data.name, animated=container_of(data[:HEAD]) is None)
+        limits = replace(self._video, max_seconds=self._video.max_seconds / videos)
+        return until.enter_context(open_apart(data, limits, data.name))
