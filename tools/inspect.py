@@ -87,8 +87,8 @@ def _read(opened: Opened) -> tuple[Any, VLMConfig, str]:
         return reader, read_config(opened.config, opened.source, opened.generation_config), ""
     with naming(opened.source):
         part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
-        towers = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
-        config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
+        vision, text = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
+        config = VLMConfig(vision, text, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
     return reader, config, "vision_model." if kind in VISION else "language_model."
 
 
