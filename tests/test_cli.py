@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from generate import DEFAULT_QUESTION
 from generation import sampling
-from inference.ask import DEFAULT_QUESTION
 from inference.checkpoint import RequestError, pick_device
 from inference.command import ROOT
 from inference.flags import is_question

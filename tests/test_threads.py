@@ -13,6 +13,7 @@ import torch
 
 import serve
 from eval import __main__ as evaluate
+from generate import ask_parser
 from generation import kv_cache as kv
 from generation import processors
 from generation.fast.native import build, passes
@@ -22,7 +23,6 @@ from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.processors import limit_threads, quota
-from inference.ask import parser as ask_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -287,7 +287,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    [ask_parser(), serve.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
