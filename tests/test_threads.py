@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import serve
-from eval import __main__ as evaluate
 from generation import kv_cache as kv
 from generation import processors
 from generation.fast.native import build, passes
@@ -22,7 +20,6 @@ from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.processors import limit_threads, quota
-from inference.ask import parser as ask_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -282,17 +279,3 @@ got, hidden = step.prefill(x, [16], cache), eager(x)[0]
 print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 """
     assert in_a_process(script) == "0\nTrue\n"
-
-
-# ------------------------------------------------------------------------------------------ the entry points
-@pytest.mark.parametrize(
-    "parser",
-    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
-    ids=["generate", "serve", "eval"],
-)
-def test_every_program_takes_threads(parser, capsys):
-    assert parser.parse_args(["--threads", "3"]).threads == 3
-    for number in ("0", "-1", "two", "513"):
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--threads", number])
-        assert "--threads" in capsys.readouterr().err
