@@ -205,6 +205,7 @@ import copy, os, threading, torch
 from generation import kv_cache as kv
 from generation.fast.native import passes
 from generation.fast.native.step import NativeStep
+from generation.processors import limit_threads
 from generation.steps import Step
 from models.config import TextConfig
 from models.language_model import LanguageModel
