@@ -1,5 +1,6 @@
 """Train a vision-language model.
 
+    python train.py                                 # configs/flags.yaml: the embedded model learns flags
     python train.py recipes/shapes/shapes.yaml      # plain drawings, from scratch, on a CPU: about two hours
     python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
@@ -164,6 +165,7 @@ class Run:
             task.load_state_dict(saved["data"], self.first)
         self.metrics = Metrics(config, task.steps, self.first, ranks.is_first)
         self.scores: dict[str, Score] = {}  # of the latest evaluation
+        self.before: dict[str, Score] = {}  # of the one before the first step
         self.done = self.saved_at = self.first
         self.unchecked: Trained | None = None  # the latest step, until its gradient is known to be finite
         self.skipped, self.lost = 0, ""  # steps without finite gradients; why the model could not be saved
@@ -184,6 +186,9 @@ class Run:
             self._save_model()
         self.evaluation = Evaluation(task, self.held_out, self.average, metrics, self.dtype, self.first)
         self.speed = speed = Throughput(task, self.dtype, self.first)
+        if config.eval_on_start and not self.first:
+            self._evaluate(last=True)
+            self.before = self.scores
         stale = self.evaluation.stale
         for step, batches, count in () if stale else self.steps():
             trained = self.step(step, batches, count)
@@ -353,11 +358,9 @@ class Run:
         on."""
         self.check()
         with self.speed.aside():
-            problem = self.state.wait()  # the folder is replaced as a whole: nothing may be writing into it
             self._save_model()
             self.state.model_saved = not self.lost
-            saved = self.state.save(self.done, self.task.state_dict())
-            if (problem := saved or problem) is not None:
+            if (problem := self.state.save(self.done, self.task.state_dict())) is not None:
                 kept = "the one before is kept, " if states(self.state.folder) else ""
                 lost = f"step {self.done}: the training state could not be saved"
                 self.metrics.say(f"{lost}, {kept}the run goes on: {problem}")
@@ -370,10 +373,8 @@ class Run:
             self.metrics.say(f"step {self.done}: the model could not be saved, the run goes on: {self.lost}")
 
     def _end(self) -> None:
-        """Wait for what is still being written, and report what went wrong, or upload the model."""
+        """Report what went wrong, or upload the model."""
         stop, done = self.stop, self.done
-        if (problem := self.state.wait()) is not None:
-            self.metrics.say(f"the training state could not be saved: {problem}")
         if stop.failed is not None:
             if done > self.first and any(p.name == f"step-{done:08d}" for p in states(self.state.folder)):
                 self.metrics.say(f"step {done}: reading the data failed; rerun the same command to resume")
@@ -382,6 +383,13 @@ class Run:
             raise CheckpointError(f"the latest model is not saved: {lost}")
         if not (stop.agreed or self.ranks.sum(stop.asked)[0]):
             self.task.check_rows()
+            for name in self.before.keys() & self.scores.keys() & {"eval_exact_match", "eval_accuracy"}:
+                before, after = self.before[name], self.scores[name]
+                self.metrics.say(f"{name.removeprefix('eval_')}: {before} before, {after} after")
+            asked = next(iter(self.held_out.questions), None)
+            question = f'"{asked.text}"' if asked and '"' not in asked.text else "QUESTION"
+            ask = f"generate.py IMAGE -q {question} --model {self.output}"
+            self.metrics.say(f"the model is in {self.output}; ask it: python {ask}")
             if better := self.evaluation.better_before(done):
                 self.metrics.say(better)
             if self.config.push_to_hub and self.ranks.is_first:

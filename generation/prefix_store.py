@@ -108,7 +108,7 @@ class PrefixStore:
     Args:
         model: whose keys and values these are. Call `drop` when its weights change.
         max_bytes: of blocks in memory. Where less is free, what was used longest ago makes room.
-        files: an `inference.prefix_files.PrefixFolder`: blocks outlive the process there.
+        files: an `inference.kept.PrefixFolder`: blocks outlive the process there.
         identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
     """
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from data.processor import EncodedConversation
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.output import GenerationOutput, TokenStream
@@ -118,7 +120,8 @@ def _in_session(options: GenerationOptions, step: Step | None) -> bool:
 
 def inputs_of(checkpoint: Checkpoint, row: EncodedConversation) -> dict[str, Any]:
     """What `generate` takes, of one prompt."""
-    return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
+    ids = torch.tensor([row.input_ids])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": row.parts}
 
 
 @dataclass

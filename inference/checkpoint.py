@@ -29,6 +29,7 @@ from inference.fast import has_fast_bfloat16, put_int8, speed_up
 from inference.forms import Forms
 from inference.kept import load_int4
 from inference.thoughts import Thinking
+from messages import one_line
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -73,7 +74,7 @@ class Checkpoint:
     load_seconds: float  # a decode step's compilation included
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8 or int4
     fast: Fast = EAGER  # decode step and vision tower
-    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
+    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
 
     @cached_property
     def features(self) -> FeatureCache:
@@ -126,23 +127,21 @@ class Checkpoint:
         return self.model.generation_config.get("json", True) is not False
 
     @property
+    def knows(self) -> str:
+        """What it knows, in words that also stand in its refusals; else ""."""
+        return str(self.model.generation_config.get("knows") or "")
+
+    @property
     def introduction(self) -> str:
         """The model's name and what it knows; else ""."""
-        text = " ".join(str(self.model.generation_config.get("knows") or "").split())
-        knows = "".join(filter(str.isprintable, text))[:200]  # a stranger's text, on a terminal
-        return f"{Path(self.name).name} knows {knows}" if knows else ""
+        return f"{Path(self.name).name} knows {one_line(self.knows, 200)}" if self.knows else ""
 
     def other_model(self, answers: Iterable[str]) -> str:
-        """Which model to take for photographs, if an answer says what this one `knows`, as a refusal does;
-        else ""."""
-        knows = self.model.generation_config.get("knows")
-        if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
+        """Which model to take for photographs, if an answer is a refusal; else ""."""
+        if not self.knows or not any(self.knows in answer for answer in answers):
             return ""
         size = f"{MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once"
-        return (
-            f"for photographs take the model {PHOTOGRAPHS} ({size}): "
-            f"--model {PHOTOGRAPHS} (--model list shows all)"
-        )
+        return f"for photographs take --model {PHOTOGRAPHS} ({size}); --model list shows all"
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""

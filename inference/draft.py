@@ -33,7 +33,7 @@ from generation.session import Session
 from inference.answer import Reply, answer_text, encode, inputs_of, start, text_of
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint
-from inference.terminal import GreyText
+from inference.printing import GreyText
 from inference.thinking import Think
 
 

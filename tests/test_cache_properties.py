@@ -45,7 +45,7 @@ from generation.session import Session
 from generation.slots import SlotCache
 from generation.speculation import Speculation
 from inference.draft import Draft
-from inference.prefix_files import PrefixFolder
+from inference.kept import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
 from tests.test_draft import ALWAYS

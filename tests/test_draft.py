@@ -26,7 +26,7 @@ from generation.steps import Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.draft import Draft, DraftLimits
-from inference.terminal import ERASE, GREY, GreyText
+from inference.printing import ERASE, GREY, GreyText
 from tests.invariants import fast_step
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words

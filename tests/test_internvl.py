@@ -18,7 +18,6 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 import train
 from data.errors import ProcessorError
-from data.new_processor import build_tokenizer
 from data.processor import Processor
 from families import internvl
 from generation.fast.native import build
@@ -29,6 +28,7 @@ from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import empty_model, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
 from tests.rows import WORDS
@@ -310,17 +310,6 @@ def test_every_gradient_is_theirs(both):
         assert (parameter.grad - other).abs().max() <= BAR * other.abs().max() + rounding, name
     for model in (theirs, ours):
         model.eval().requires_grad_(False)
-
-
-def test_the_command_line_answers(both, as_json, tmp_path):
-    _, folder, ours, processor = both
-    draw_image(90, 50).save(tmp_path / "photo.png")
-    ask = (tmp_path / "photo.png", "-q", "how many circles are there", "--max-new-tokens", 6)
-    (made,) = as_json(*ask, model=folder)
-    inputs = processor.ask(tmp_path / "photo.png", "how many circles are there")
-    expected = ours.generate(**inputs, max_new_tokens=6)[0].tolist()
-    assert made["token_ids"][0] == expected[: len(made["token_ids"][0])]
-    assert made["image_tokens"] == 4 * 9
 
 
 @pytest.mark.slow

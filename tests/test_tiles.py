@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,14 +62,11 @@ def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
         assert torch.equal(on_device(own.parts, torch.device(device), dtype).cpu(), same.to(dtype))
 
 
-@pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
-def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
-    """Docker gives 64 MB of it, and a process that writes more is killed."""
-    space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.part_tensors.os.statvfs", lambda path: space)
+def test_between_processes_images_go_through_the_pipe():
+    """Docker gives 64 MB of shared memory, and a process that writes more is killed."""
     tiles = Parts.of(codes(6, 1, side=512), VALUES)
     sent = ForkingPickler.dumps(tiles)
-    assert (len(sent) > tiles.nbytes) == piped
+    assert len(sent) > tiles.numel()
     assert torch.equal(pickle.loads(sent).to("cpu"), tiles.to("cpu"))
     tiles = Parts.cat((Parts.of(codes(1, 2, side=32), VALUES), mixed()[0]))  # of two sizes
     there = pickle.loads(ForkingPickler.dumps(tiles))
@@ -83,7 +79,6 @@ def test_processors_cut_bytes_and_know_equal_tiles(kind):
     tiles = processor(kind).images.cut(draw_image(150, 90)).parts
     assert len(set(tiles.digests)) == len(tiles)
     assert sum(tile.values is None for tile in tiles) <= 1  # nanoVLM's whole image is computed with
-    assert tiles.nbytes < 0.5 * tiles.to("cpu").nbytes
     again = processor(kind).images.cut(draw_image(150, 90)).parts
     assert again.digests == tiles.digests
     blank = processor(kind).images.cut(Image.new("RGB", (150, 90), (250, 250, 250))).parts
