@@ -17,7 +17,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.new_processor import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions
@@ -38,6 +37,7 @@ from inference.grammar import (
     pattern_grammar,
     response_grammar,
 )
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.invariants import fast_step, run_all
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
 from tests.schemas import GROWING, SCHEMAS, assert_fits, record, several
