@@ -4,8 +4,6 @@ A scene holds one to eight things: coloured shapes, at most one printed word and
 most one handwritten digit (UCI digits, split before anything is drawn). Everything
 stays legible when the image is reduced to 64 px. Nothing is downloaded, and all
 randomness comes from the `random.Random` that is passed in.
-
-    python -m shapes --out /tmp/shapes --n 8      # write images, print questions
 """
 
 from shapes.drawing import digit_images, render

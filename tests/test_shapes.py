@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import shapes as S
+from recipes.shapes.__main__ import main
 from recipes.shapes.dense import object_map
-from shapes.__main__ import main
 from shapes.questions import unique_phrases
 from shapes.world import MIN_CENTRES
 
