@@ -101,7 +101,7 @@ def here(tmp_path_factory) -> Path:
     rows = [{"image": "photo.jpg", "question": question} for question in questions]
     save_rows(folder / "questions.jsonl", rows)
     save_rows(folder / "rows.jsonl", [row | {"answer": "blue"} for row in rows])
-    for name in ("mine", "shapes"):
+    for name in ("mine", "shapes", "flags"):
         shutil.copytree(folder / "checkpoints/ocelli-shapes", folder / "runs" / name)
     return folder
 
