@@ -426,8 +426,8 @@ def parse_arguments(
         plan = PlanOptions(**of_plan)
         config = kind(**settings | {name: given for name, given in flags.items() if name not in of_plan})
         if of_plan.keys() - {"plan", "show"} and not plan.plan:
-            first = next(name for name in of_plan if name not in ("plan", "show"))
-            raise ValueError(f"{flag(first)}: has no effect without --plan; leave it out, or set --plan")
+            name = next(name for name in of_plan if name not in ("plan", "show"))
+            raise ValueError(f"{flag(name)}: has no effect without --plan; leave it out, or set --plan")
         check_effects(config, flags.keys() - of_plan.keys(), settings, recipe)
         return config, plan
     except ValidationError as error:
