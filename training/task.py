@@ -86,7 +86,7 @@ class Task(Protocol):
     module: everything that trains, the model as its `model`; `module(**inputs(batch, step))` returns (summed
         loss, what to log).
     steps: length of the run; `is_estimate` says that it is about what was asked for.
-    answers_after: the step after which held-out questions are asked.
+    answers_after: held-out questions are asked after more steps than that.
     best_by: the score that picks the best evaluation, and whether more of it is better.
     logs_sums: what is logged are sums, to be divided by `count`; else each micro-batch has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
@@ -98,7 +98,7 @@ class Task(Protocol):
     steps: int
     summary: str
     is_estimate = False
-    answers_after = 0
+    answers_after = -1
     best_by = ("eval_loss", False)
     logs_sums = False
     license: str | None = None
