@@ -37,7 +37,7 @@ from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
 from eval.held_out import HeldOutQuestions
-from generation.threads import limit_threads
+from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer
@@ -353,11 +353,9 @@ class Run:
         on."""
         self.check()
         with self.speed.aside():
-            problem = self.state.wait()  # the folder is replaced as a whole: nothing may be writing into it
             self._save_model()
             self.state.model_saved = not self.lost
-            saved = self.state.save(self.done, self.task.state_dict())
-            if (problem := saved or problem) is not None:
+            if (problem := self.state.save(self.done, self.task.state_dict())) is not None:
                 kept = "the one before is kept, " if states(self.state.folder) else ""
                 lost = f"step {self.done}: the training state could not be saved"
                 self.metrics.say(f"{lost}, {kept}the run goes on: {problem}")
@@ -370,10 +368,8 @@ class Run:
             self.metrics.say(f"step {self.done}: the model could not be saved, the run goes on: {self.lost}")
 
     def _end(self) -> None:
-        """Wait for what is still being written, and report what went wrong, or upload the model."""
+        """Report what went wrong, or upload the model."""
         stop, done = self.stop, self.done
-        if (problem := self.state.wait()) is not None:
-            self.metrics.say(f"the training state could not be saved: {problem}")
         if stop.failed is not None:
             if done > self.first and any(p.name == f"step-{done:08d}" for p in states(self.state.folder)):
                 self.metrics.say(f"step {done}: reading the data failed; rerun the same command to resume")

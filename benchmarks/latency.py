@@ -57,7 +57,7 @@ from benchmarks.peers import (
     cache_bytes,
     read_bandwidth,
 )
-from generation import threads
+from generation.processors import limit_threads
 from inference.flags import positive
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
@@ -336,7 +336,7 @@ def load_handler(setup: dict) -> Handler:
         enter_quota(setup["quota"])
     ours = setup["system"].startswith("ours")
     if ours:
-        threads.limit_threads(1 if setup["system"] == "ours-one-thread" else None)
+        limit_threads(1 if setup["system"] == "ours-one-thread" else None)
     else:
         torch.set_num_threads(setup["threads"])
     system = LOADED[setup["system"]](setup | ({"system": "ours-fast"} if ours else {}))

@@ -49,11 +49,10 @@ from generation import kv_cache as kv
 from generation.decoding import decode_n
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.features import FeatureCache
-from generation.kv_cache import CachePosition
 from generation.output import GenerationOutput
 from generation.sampling import new_rows
 from generation.session import Session
-from generation.steps import step_of
+from generation.steps import Step
 from inference.draft import Draft
 from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init, prepare_device
@@ -158,10 +157,9 @@ class Ours:
             fill(tensor, 1.0, start=7919 * number)
         options = model.generation_options(max_new_tokens=WARM_UP + tokens + 1, stop_token_ids=())
         rows = new_rows([torch.zeros(1, dtype=torch.int64)] * batch, options)
-        cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
-        step = step_of(self.step, model.language_model)
-        stream = decode_n(step, rows, logits, cursor)
+        step = self.step or Step(model.language_model)
+        stream = decode_n(step, rows, logits, cache, context)
         for _ in range(WARM_UP + 1):
             next(stream)
         start = now(self.device)

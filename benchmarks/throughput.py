@@ -66,7 +66,7 @@ from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.flags import positive
-from inference.prefix_files import PrefixFolder
+from inference.kept import PrefixFolder
 from models.vision_language_model import VisionLanguageModel
 from shapes import render, sample_scene
 

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from data.boxes import COORDINATES, Box, CoordinateForm, Corners, Size, centre, form_of, is_list
+from data.boxes import COORDINATES, Box, CoordinateForm, Corners, Size, centre, form_of, is_list, scaled
 from data.errors import BadRow, ImageError
 from data.image_sizes import measure
-from data.images import ImageLimits, describe, open_undecoded
 
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
@@ -91,15 +90,14 @@ class BoxRows:
         """The row's `groups`, the size of its image, and the image to open. Raises BadRow."""
         try:
             size, image = measure(image)
-            return self.groups(row, size, image), size, image
+            return self.groups(row, size), size, image
         except (ImageError, OSError) as error:
             raise BadRow("broken image", str(error)) from error
 
-    def groups(self, row: Mapping[str, Any], size: Size, image: Any = None) -> Groups:
-        """Name -> its boxes in an image of `size`, none where it is not there. The `image` itself shows how
-        its EXIF turns it, where boxes were drawn on it unturned. Raises BadRow."""
+    def groups(self, row: Mapping[str, Any], size: Size) -> Groups:
+        """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
         found: Groups = {}
-        drawn_on, orientation = _drawn_on(row, size, image)
+        drawn_on = _drawn_on(row, size)
         for name, numbers in _pairs(row):
             name = self.names.get(name, name) if type(name) is int else name
             if not isinstance(name, str) or not name.strip():
@@ -107,7 +105,8 @@ class BoxRows:
             boxes = found.setdefault(name.strip(), [])
             if numbers is not None:
                 box = self._corners(numbers, drawn_on)
-                boxes.append(Box(name.strip(), _moved(box, drawn_on, orientation, size)))
+                scale = size[0] / drawn_on[0], size[1] / drawn_on[1]
+                boxes.append(Box(name.strip(), scaled(box, *scale)))
         if not found:
             raise BadRow(BAD_BOX, "expected at least one object, got none")
         return found
@@ -126,39 +125,21 @@ class BoxRows:
         return cut
 
 
-def _drawn_on(row: Mapping[str, Any], size: Size, image: Any) -> tuple[Size, int]:
-    """The size of the image that a row's boxes were drawn on, and the EXIF orientation by which it has been
-    turned since, 1 for none. Raises BadRow where the image of `size` is no copy of it."""
+def _drawn_on(row: Mapping[str, Any], size: Size) -> Size:
+    """The size of the image that a row's boxes were drawn on. Raises BadRow where the image of `size` is no
+    copy of it."""
     width, height = (row.get(key) for key in SIZES)
     if not (width and height):  # unknown, which some programs write as 0
-        return size, 1
+        return size
     if not all(type(one) in (int, float) and 0 < one < math.inf for one in (width, height)):
         raise BadRow(BAD_BOX, f"expected width and height in pixels, got {width!r:.40} and {height!r:.40}")
-    orientation, copy = 1, size
-    if abs(width * size[0] - height * size[1]) < abs(width * size[1] - height * size[0]):
-        orientation = 1 if image is None else open_undecoded(image, ImageLimits(), describe(image))[1]
-        copy = size[::-1] if orientation > 4 else size
     # Both sides by the same factor, each rounded to a whole pixel, up or down.
     if not (
-        width * (copy[1] - 1) < height * (copy[0] + 1) and height * (copy[0] - 1) < width * (copy[1] + 1)
+        width * (size[1] - 1) < height * (size[0] + 1) and height * (size[0] - 1) < width * (size[1] + 1)
     ):
         got = f"{width} x {height} pixels, and its image has {size[0]} x {size[1]}"
         raise BadRow(BAD_BOX, f"expected width and height of the image, or of a copy of it, got {got}")
-    return (width, height), orientation
-
-
-def _moved(box: Corners, drawn_on: Size, orientation: int, size: Size) -> Corners:
-    """A box of an image of the size `drawn_on` in a copy of `size`, turned by an EXIF orientation."""
-    width, height = drawn_on
-    x1, y1, x2, y2 = box
-    if orientation > 4:
-        (x1, x2), (y1, y2), (width, height) = (y1, y2), (x1, x2), (height, width)
-        if orientation in (6, 7):
-            x1, x2 = width - x2, width - x1
-        if orientation in (7, 8):
-            y1, y2 = height - y2, height - y1
-    x, y = size[0] / width, size[1] / height
-    return x1 * x, y1 * y, x2 * x, y2 * y
+    return width, height
 
 
 def _pairs(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,7 +27,7 @@ from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.conversation import ROLES, THOUGHTS, Message
-from data.errors import PromptError, PromptTooLong, ThinkingError
+from data.errors import PromptError, ThinkingError
 from data.labels import SPOKEN, Labels, Piece
 from data.plain_calls import in_words
 from data.thinking import THINKING, ThinkingMarks
@@ -36,8 +36,7 @@ from data.tools import PLAIN, Guard, Tool, marks_of, shown_call
 from messages import one_line
 from models.checkpoints.files import Opened, naming
 
-IMAGE_ORDERS = ("first", "last")
-WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
+_LONG = 8_192  # characters, beyond which other threads run while a text is tokenized
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,6 @@ class EncodedText:
 
     input_ids: list[int]
     assistant_mask: list[bool]
-
-
-def read_image_order(opened: Opened) -> str | None:
-    """The order of a message's images in a checkpoint's training, "first" or "last", if its
-    generation_config.json names one: such a model answers with less sense in another order."""
-    order = opened.generation_config.get("image_order")
-    if order not in (None, *IMAGE_ORDERS):
-        wanted = " or ".join(IMAGE_ORDERS)
-        raise PromptError(f"generation_config.json: image_order: expected {wanted}, got {str(order)[:80]!r}")
-    return order
 
 
 # --------------------------------------------------------------------------------------- a folder's template
@@ -246,7 +235,7 @@ class ChatEncoder:
         special = self.add_special_tokens and not own_bos
         text = "".join(piece.text for piece in pieces)
         with _readable(label):
-            if len(text) > WINDOW:  # other threads run meanwhile
+            if len(text) > _LONG:
                 (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
             else:
                 encoding = self._tokenizer.encode(text, add_special_tokens=special)
@@ -261,18 +250,6 @@ class ChatEncoder:
         """Raises ThinkingError for a model that cannot be asked to think, as this option does."""
         if self.thinking is None or not self.thinking.in_template:
             raise ThinkingError(option)
-
-    def check_length(self, texts: Iterable[str], most: int, label: str = "conversation") -> None:
-        """Raises PromptTooLong if texts have more than twice `most` tokens, as soon as so many are counted:
-        they are tokenized in windows, each of which may have a few more than it has in one piece. Meanwhile
-        other threads run, which they do not during the library's `encode`."""
-        text = "\n".join(map(str.strip, texts))  # templates trim it
-        size, count = max(WINDOW, 4 * most), 0
-        for start in range(0, len(text), size) if len(text) > size else ():
-            with _readable(label):
-                count += len(self._tokenizer.encode_batch_fast([text[start : start + size]])[0])
-            if count > 2 * most:
-                raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
     def _render(
         self, messages: Sequence[Message], asked: bool, label: str, think: bool, tools: Sequence[Tool]

@@ -24,10 +24,6 @@ class PromptError(OneSentence):
     """A conversation that cannot be used."""
 
 
-class PromptTooLong(PromptError):
-    """A conversation of far more tokens than may be; not all of them were made."""
-
-
 class ThinkingError(PromptError):
     """Thinking is asked of a model that has none, by this option."""
 
@@ -92,26 +88,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def nearest_file(path: str | os.PathLike, alike: float = ALIKE, folders: bool = False) -> str:
-    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
-    like it (difflib's ratio is `alike` or more, of the names without their endings, which files share), or
-    ""; a folder on the way may be mistyped as well. It may be the name of a folder where those are wanted,
-    too."""
-    found = Path()
-    for part in Path(expanded(os.fspath(path))).parts:
-        if not os.path.lexists(found / part):
-            try:
-                listed = [name.name for name in islice(os.scandir(found), 2_000)]
-            except OSError:
-                return ""
-            stem, ending = os.path.splitext(part.lower())
-            listed.sort(key=lambda name: name.lower().endswith(ending))  # of two alike the last is taken
-            names = {os.path.splitext(name.lower())[0]: name for name in listed}
-            close = difflib.get_close_matches(stem, names, n=1, cutoff=alike)
-            if not close:
-                return ""
-            part = names[close[0]]
-        found /= part
-    return f", did you mean {found}?" if found.is_file() or (folders and found.is_dir()) else ""
+    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name beside it
+    that is most like it (difflib's ratio is `alike` or more, without their endings, which files share), or
+    ""; it may be that of a folder where those are wanted, too."""
+    given = Path(expanded(os.fspath(path)))
+    try:
+        with os.scandir(given.parent) as listed:
+            beside = [Path(one) for one in islice(listed, 2_000) if folders or one.is_file()]
+    except (OSError, ValueError):
+        return ""
+    beside.sort(key=lambda one: one.suffix == given.suffix)  # of two alike the last is taken
+    names = {one.stem.lower(): one for one in beside}
+    close = difflib.get_close_matches(given.stem.lower(), names, n=1, cutoff=alike)
+    return f", did you mean {names[close[0]]}?" if close else ""
 
 
 def check_rows_path(path: str) -> None:
@@ -119,7 +108,13 @@ def check_rows_path(path: str) -> None:
     another kind, with a DatasetError. Of an address (s3://, gs://, hf://, https://) it refuses a scheme that
     cannot be read here; whether it exists, nobody knows yet."""
     if ADDRESS.match(path):
-        _check_scheme(path)
+        import fsspec  # takes a tenth of a second
+
+        try:
+            fsspec.get_filesystem_class(path.partition("://")[0])
+        except (ValueError, ImportError) as error:
+            said = f"expected an address that can be read here ({one_line(error)})"
+            raise DatasetError(f"{path}: {said}") from error
         return
     local = Path(expanded(path))
     if local.is_file() and local.suffix not in ROWS:
@@ -130,20 +125,6 @@ def check_rows_path(path: str) -> None:
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
         hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
         raise DatasetError(f"{path}: no such file or folder{hint}")
-
-
-def _check_scheme(path: str) -> None:
-    import fsspec  # takes a tenth of a second
-
-    scheme = path.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except ValueError as error:
-        known = "s3://, gs://, az://, hf:// or https://"
-        raise DatasetError(f"{path}: expected an address like {known}, got {scheme}://") from error
-    except ImportError as error:
-        missing = f"reading {scheme}:// takes a package that is not installed"
-        raise DatasetError(f"{path}: {missing} ({one_line(error)})") from error
 
 
 def expanded(path: str) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError
 from data.image_kinds import no_image
-from data.pixels import array_size, eight_bits, from_array, with_hidden_colour
+from data.pixels import array_size, eight_bits, from_array
 from messages import one_line
 
 # Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
@@ -36,7 +35,6 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AV
 
 MAX_ASPECT = 200  # of the longer side to the shorter one
 EXIF_HEAD = 2**14  # bytes of an EXIF block that are read: tags may share bytes, which Pillow copies for each
-PNG_TAIL = 2**17  # bytes at a PNG's end where its EXIF is looked for, if it is not before the pixels
 
 _ORIENTATION = 0x0112
 _FLIP = Image.Transpose
@@ -44,7 +42,6 @@ _UPRIGHT = {
     2: _FLIP.FLIP_LEFT_RIGHT, 3: _FLIP.ROTATE_180, 4: _FLIP.FLIP_TOP_BOTTOM, 5: _FLIP.TRANSPOSE,
     6: _FLIP.ROTATE_270, 7: _FLIP.TRANSVERSE, 8: _FLIP.ROTATE_90,
 }  # fmt: skip
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
 
 
@@ -88,14 +85,10 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
 def upright(image: Image.Image, orientation: int, name: str, own: bool = False) -> Image.Image:
     """What `open_undecoded` gave, decoded, turned, opaque and RGB. `own`: nobody else holds the image."""
     with refusing_damage(f"{name}: the image"):
-        if image.format == "PNG" and "transparency" in image.info:
-            loaded = with_hidden_colour(image)
-        else:
-            loaded = image
-            image.load()
+        image.load()
         turn = _UPRIGHT.get(orientation)
-        loaded = loaded if turn is None else loaded.transpose(turn)
-    return _flatten(loaded, name, own or loaded is not image)
+        turned = image if turn is None else image.transpose(turn)
+    return _flatten(turned, name, own or turned is not image)
 
 
 @contextmanager
@@ -151,17 +144,16 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
     elif isinstance(source, str | os.PathLike):
         data = _read_path(source, limits, name)
     elif isinstance(source, bytes | bytearray | memoryview):
-        data = source if isinstance(source, bytes) else bytes(source)
+        data = bytes(source)
     elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
     else:
         kinds = "path, URL, bytes, file, PIL image or array"
         raise ImageError(f"expected an image as {kinds}, got {type(source).__name__}")
-    if not isinstance(data, bytes):
-        raise ImageError(f"{name}: expected a file opened in binary mode ('rb'), got {type(data).__name__}")
+    if not isinstance(data, bytes) or not data:
+        got = "0 bytes" if isinstance(data, bytes) else type(data).__name__
+        raise ImageError(f"{name}: expected a file with something in it, opened in binary mode, got {got}")
     check_most(name, "bytes", len(data), limits.max_bytes)
-    if not data:
-        raise ImageError(f"{name}: expected a file with something in it, got 0 bytes")
     return data
 
 
@@ -216,7 +208,7 @@ def open_file(file: BinaryIO, limits: ImageLimits, name: str) -> tuple[Image.Ima
         with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
             warnings.simplefilter("ignore")
             image = limits.open(file, formats)
-            orientation = _orientation(image, file)
+            orientation = _orientation(image)
     except UnidentifiedImageError as error:
         raise no_image(head, name) from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or damage
@@ -246,28 +238,17 @@ def _formats(data: bytes, name: str) -> list[str]:
     return ["HEIF"]
 
 
-def _orientation(image: Image.Image, file: BinaryIO | None = None) -> int:
-    """1 to 8, by the image's EXIF, else its XMP; 1 where neither can be read."""
-    found, info = None, image.info
+def _orientation(image: Image.Image) -> int:
+    """1 to 8, by the image's EXIF, else its XMP; 1 where neither can be read. Of a PNG, EXIF counts that
+    stands before the pixels."""
+    found = None
     with suppress(Exception):  # an orientation that cannot be read is none
         if image.format == "TIFF" and hasattr(image, "tag_v2"):
             found = image.tag_v2.get(_ORIENTATION)
         else:
-            block, exif = info.get("exif"), Image.Exif()
-            if block is None and "Raw profile type exif" in info:  # ImageMagick's PNGs
-                block = bytes.fromhex("".join(info["Raw profile type exif"].split("\n")[3:]))
-            if block is None and image.format == "PNG" and file:  # Pillow reads it after the pixels
-                place = file.tell()
-                file.seek(max(0, file.seek(0, os.SEEK_END) - PNG_TAIL))
-                _, marker, block = file.read().rpartition(b"eXIf")
-                file.seek(place)
-                block = block if marker else None
-            exif.load((block or b"")[:EXIF_HEAD])
-            found = exif.get(_ORIENTATION)
-    xmp = info.get("XML:com.adobe.xmp") or info.get("xmp")
-    if found is None and isinstance(xmp, bytes | str):
-        match = _XMP_ORIENTATION.search(xmp.encode(errors="replace") if isinstance(xmp, str) else xmp)
-        found = int(match[1]) if match else None
+            if "exif" in image.info:
+                image.info["exif"] = image.info["exif"][:EXIF_HEAD]
+            found = Image.Image.getexif(image).get(_ORIENTATION)  # that of PNG would decode the pixels
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 

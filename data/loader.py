@@ -20,7 +20,6 @@ import logging
 import math
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -95,15 +94,11 @@ class LoaderConfig:
 # -------------------------------------------------------------------------------------------- left-out rows
 @dataclass(frozen=True)
 class Dropped:
-    """Where a bad row stands (`Source.where`), the reason it is counted under, and what was wrong."""
+    """A bad row: its place (`Source.where`), the reason that it is counted under, and what was wrong."""
 
     row: str
     reason: str
     message: str
-
-
-def _dropped(source: Source, number: int, error: BadRow) -> Dropped:
-    return Dropped(source.where(number), error.reason, str(error))
 
 
 @dataclass
@@ -144,10 +139,8 @@ class DropCount:
         return self._sentence(f"{dropped} of {used}") if dropped > self.max_rate * used else ""
 
     def _sentence(self, share: str, more: str = "") -> str:
-        return (
-            f"{share} rows cannot be used ({self.left_out()}), more than {self.max_rate:.1%}{more}; correct "
-            "the data or raise max_drop_rate"
-        )
+        said = f"{share} rows cannot be used ({self.left_out()}), more than {self.max_rate:.1%}{more}"
+        return f"{said}; correct the data or raise max_drop_rate"
 
     def left_out(self) -> str:
         """Counts of the rows that were not trained on, by reason."""
@@ -169,10 +162,11 @@ class ShardItem:
 
 
 class Shard:
-    """Iterate for `ShardItem`, up to and including one that has `ended`.
+    """The sequences that the rows of one shard pack: iterate for `ShardItem`, up to and including one that
+    has `ended`.
 
-    Its state is where its readers stand, and the positions of the samples that wait to be packed: on resume
-    those rows are read once more. Pixels are never part of it.
+    Its state is that of its reader, and the positions of the samples that wait to be packed: on resume those
+    rows are read once more. Pixels are never part of it.
     """
 
     def __init__(
@@ -189,14 +183,13 @@ class Shard:
         self.reader = ShardReader(mixture, shard, *order)
         self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles, config.questions)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
-        self._held = 0  # bytes of the buffer's images
         self._read, self._filtered = 0, 0
         self._filtered_since_good = Counter[int]()  # by dataset
         self._dropped: list[Dropped] = []
         if state is None:
             return
-        self.reader.restore(state["reader"])
         with reading(_READING):
+            self.reader.restore(state["reader"])
             again = self.reader.reread(state["waiting"])
         for read in again:
             if not self._use(read):
@@ -235,8 +228,10 @@ class Shard:
     def _has_room(self) -> bool:
         if not self._buffer or not self.config.packing:
             return not self._buffer
-        most = most_bytes(self.config.num_shards)
-        return len(self._buffer) < self.config.packing_buffer_size and self._held < most
+        if len(self._buffer) >= self.config.packing_buffer_size:
+            return False
+        held = sum(sample.image_bytes for _, sample in self._buffer)
+        return held < most_bytes(self.config.num_shards)
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""
@@ -253,34 +248,34 @@ class Shard:
             self._filtered_since_good[read.source] += 1
             source, count = self.mixture.sources[read.source], self._filtered_since_good[read.source]
             if count > min(source.num_rows or _ALL_FILTERED, _ALL_FILTERED):
-                raise DatasetError(
-                    f"{source.name}: {count} rows in succession are below min_ratings; lower them"
-                )
+                said = f"{count} rows in succession are below min_ratings; lower them"
+                raise DatasetError(f"{source.name}: {said}")
         return True
 
     def _use(self, read: RowRead) -> bool:
         """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
-        source = self.mixture.sources[read.source]
+        source, form_for = self.mixture.sources[read.source], self.encoder.processor.form
         try:
-            form_for = self.encoder.processor.form
             conversations = [schema.conversation(read.row, form_for) for schema in source.schemas]
             given = [one for one in conversations if one is not None]
             if len(given) < len(conversations):
                 return False
             sample_id, tools = (source.name, read.number), source.schema.tools(read.row)
-            row = None
-            if self.config.questions:
-                row = source.schema.accepted(read.row) | asked(given[0], read.row)
-            if len(given) == 1:
-                sample = replace(self.encoder.encode(given[0], sample_id, tools), row=row)
-            else:
+            if len(given) > 1:
                 sample = self.encoder.encode_answers(given, sample_id, tools)
+            else:
+                row = None
+                if self.config.questions:
+                    row = source.schema.accepted(read.row) | asked(given[0], read.row)
+                sample = replace(self.encoder.encode(given[0], sample_id, tools), row=row)
         except BadRow as error:
-            self._dropped.append(_dropped(source, read.number, error))
+            self._drop(source, read.number, error)
             return False
         self._buffer.append(([read.source, *read.position], sample))
-        self._held += sample.image_bytes
         return True
+
+    def _drop(self, source: Source, number: int, error: BadRow) -> None:
+        self._dropped.append(Dropped(source.where(number), error.reason, str(error)))
 
     def _next_samples(self) -> list[Sample]:
         """Take the samples of the next sequence off the buffer."""
@@ -288,9 +283,7 @@ class Shard:
         if self.config.packing:
             tokens, tiles = zip(*((sample.tokens, sample.tiles) for _, sample in self._buffer))
             chosen = pack_indices(tokens, tiles, self.encoder.max_tokens, self.encoder.max_tiles)
-        samples = [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
-        self._held -= sum(sample.image_bytes for sample in samples)
-        return samples
+        return [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
 
     def _pack(self, samples: list[Sample]) -> PackedSequence | None:
         """Decode their images and join those that are whole; None if none is."""
@@ -300,8 +293,8 @@ class Shard:
                 tiles.append(self.encoder.tiles(sample))
                 whole.append(sample)
             except BadRow as error:
-                source = next(one for one in self.mixture.sources if one.name == sample.sample_id[0])
-                self._dropped.append(_dropped(source, sample.sample_id[1], error))
+                name, number = sample.sample_id
+                self._drop(next(one for one in self.mixture.sources if one.name == name), number, error)
         return pack(whole, tiles, self.encoder.processor.config) if whole else None
 
     def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
@@ -404,13 +397,6 @@ class Loader:
         # In ascending order, in which this rank's rows are numbered.
         self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
         self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
-        for source in mixture.sources if rank == 0 else ():
-            if isinstance(source.rows, Stream) and source.rows.num_sections == 1:
-                logger.warning(
-                    "%s: a single file is read whole by each of the %d shards; split it, or write it as "
-                    "Parquet of many row groups",
-                    *(source.name, config.num_shards),
-                )
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches of `micro_batch_size` rows, in whole steps, until all shards of this rank have ended. They
@@ -517,18 +503,13 @@ class Loader:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
         order, saved = self._order(), state["order"]
         for name in dict.fromkeys((*order, *saved)):
-            expected, got = order.get(name), saved.get(name)
-            if got == expected or not (got or expected):
-                continue
-            if name == "lanes":
+            expected, got = saved.get(name) or None, order.get(name) or None
+            if expected != got:
+                called = "shards, which follow from batch_size" if name == "lanes" else name
                 raise DatasetError(
-                    f"batch_size: cannot change on resume here: the saved run read {got} shards, "
-                    f"this one would read {expected}"
+                    f"{called}: expected {one_line(expected, 200)}, as in the saved run, got "
+                    f"{one_line(got, 200)}; put it back, or start again with --no-resume"
                 )
-            raise DatasetError(
-                f"{name}: expected {one_line(got, 200)}, as in the saved run, got {one_line(expected, 200)}; "
-                "put it back, or start again with --no-resume"
-            )
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
                 f"batch_size: {self.config.batch_size} does not divide the {state['rows']} rows read"
@@ -543,7 +524,7 @@ class Loader:
 
     def _order(self) -> dict[str, Any]:
         """Settings and data that decide the order of rows, under the keys of saved states."""
-        config = self.config
+        config, sources = self.config, self.mixture.sources
         packing = [config.sequence_length, config.max_tiles, config.packing_buffer_size]
         return {
             "lanes": config.num_shards,
@@ -551,13 +532,9 @@ class Loader:
             "epochs": config.epochs,
             "shuffle_buffer": config.shuffle_buffer,
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
-            "datasets (name, rows, weight)": [
-                [source.name, source.num_rows, source.weight] for source in self.mixture.sources
-            ],
+            "datasets (name, rows, weight)": [[one.name, one.num_rows, one.weight] for one in sources],
             "streams (sections)": {
-                source.name: source.rows.identity()
-                for source in self.mixture.sources
-                if isinstance(source.rows, Stream)
+                one.name: one.rows.identity for one in sources if isinstance(one.rows, Stream)
             },
         }
 
@@ -598,13 +575,6 @@ class _WorkerShards(IterableDataset):
             yield str(error)
 
 
-def _but_for_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """A `sys.excepthook`, which the thread of a worker that hands tensors over calls when the training
-    process is killed: that says enough."""
-    if not isinstance(error, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)
-
-
 def outliving_signals() -> Callable[[int], None]:
     """The `worker_init_fn` of a DataLoader: a worker lives on for two minutes after SIGTERM or SIGINT.
 
@@ -619,7 +589,6 @@ def outliving_signals() -> Callable[[int], None]:
 
 
 def _outlive(ending: Any, worker: int) -> None:
-    sys.excepthook = _but_for_lost_connections
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Without an error: PyTorch's handler would have the run end with one of its own.

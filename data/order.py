@@ -20,16 +20,16 @@ from typing import Any
 
 from data.errors import DatasetError
 from data.row_files import Stream
-from data.sources import Mixture, all_rows
+from data.sources import Mixture
 
 _MASK = (1 << 64) - 1
 RowPosition = list[int]
 
 
 def most_bytes(sharing: int) -> int:
-    """Bytes of rows that each stream of each shard may hold to shuffle them, and of images that each shard
-    may hold to pack them: together a gibibyte each, if one process reads them all, but enough for some large
-    images."""
+    """The bytes of rows that each stream of each shard may hold to shuffle them, and of images that each
+    shard may hold to pack them: a gibibyte of each in a process that reads all of them, but room for some
+    large images."""
     return max(8 << 20, (1 << 30) // sharing)
 
 
@@ -39,7 +39,7 @@ def key_of(*parts: Any) -> int:
 
 
 def shuffled(index: int, length: int, key: int) -> int:
-    """Where `index` goes in the permutation of `range(length)` that `key` names.
+    """The place of `index` in the permutation of `range(length)` that `key` names.
 
     A Feistel network on the next even number of bits, repeated until it lands inside `length`: it needs no
     table, and is the same on every machine and version.
@@ -76,12 +76,12 @@ class RowRead:
 class MapReader:
     """A shard's rows of a dataset that can be indexed; all its rows are shuffled anew in each epoch.
 
-    `epochs` None never ends.
+    `epochs` may be infinite. The position of a row is its number among those of all shards and epochs.
     """
 
-    def __init__(self, rows: Sequence[Any], key: int, shard: int, num_shards: int, epochs: int | None):
+    def __init__(self, rows: Sequence[Any], key: int, shard: int, num_shards: int, epochs: float):
         self.rows, self.key, self.shard, self.num_shards = rows, key, shard, num_shards
-        self.end = math.inf if epochs is None else epochs * len(rows)
+        self.end = epochs * len(rows)
         self.taken = 0
 
     def next(self) -> RowRead | None:
@@ -108,17 +108,17 @@ class MapReader:
 
 
 class StreamReader:
-    """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
+    """A shard's rows of a stream, read in blocks of at most `block` rows and about `block_bytes`, each
+    shuffled in memory.
 
     In each epoch the sections of the stream are shuffled and dealt to the shards in turn. Where there are
-    fewer sections than shards, several shards read the same one, and each keeps its share of the rows.
+    fewer sections than shards, several shards read the same one, and each keeps its share of the rows. So a
+    shard may have no row in one epoch and some in the next.
 
-    A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
-    is where the block began (epoch, number of the section in it, row of the section) and how many of its rows
-    were taken: on resume the block is read once more.
-
-    A shard may have no row in one epoch and some in the next. A stream without any row raises DatasetError,
-    unless there is a number of `epochs`.
+    The position of a row is its epoch, the number of its section in that, and its number in the section. The
+    state is the position of the block's first row in the stream, and the number of rows taken from the block:
+    on resume the block is read once more. A stream without any row raises DatasetError if `epochs` is
+    infinite.
     """
 
     def __init__(
@@ -127,74 +127,58 @@ class StreamReader:
         key: int,
         shard: int,
         num_shards: int,
-        epochs: int | None,
+        epochs: float,
         block: int,
+        block_bytes: float = math.inf,
         name: str = "a stream",
-        block_bytes: int | None = None,
     ):
         self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
-        self.epochs, self.block, self.name = epochs, block, name
-        self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
+        self.epochs, self.block, self.block_bytes, self.name = epochs, block, block_bytes, name
         self.restore([0, 0, 0, 0])
 
     def state(self) -> list[int]:
         return [*self._start, self._taken]
 
     def restore(self, state: Sequence[int]) -> None:
-        *self._start, self._taken = state
-        self._following = self._blocks(*self._start)
-        self._block: list[Any] = []
-        if self._taken:
-            self._start, self._block = next(self._following)
-            for number in range(self._taken):
-                self._hand_out(number)
+        *self._start, taken = state
+        self._following, self._block, self._taken = self._rows(*self._start), list[Any](), 0
+        for _ in range(taken):
+            self.next()
 
     def next(self) -> RowRead | None:
-        """The next row; None at the end."""
-        if self._taken == len(self._block):
-            if (block := next(self._following, None)) is None:
-                return None
-            (self._start, self._block), self._taken = block, 0
+        """The next row, which the block holds no longer, as rows are large; None at the end."""
+        if self._taken == len(self._block) and not self._fill():
+            return None
+        index = shuffled(self._taken, len(self._block), key_of(self.key, *self._start, self.shard))
         self._taken += 1
-        return self._hand_out(self._taken - 1)
-
-    def _hand_out(self, number: int) -> RowRead | None:
-        """A row of the block, which is held no longer: rows are large."""
-        index = shuffled(number, len(self._block), key_of(self.key, *self._start, self.shard))
         read, self._block[index] = self._block[index], None
         return read
 
-    def _blocks(self, epoch: int, index: int, row: int) -> Iterator[tuple[list[int], list[Any]]]:
-        """Where each block begins, from a row of a section on, and its rows."""
-        while self.epochs is None or epoch < self.epochs:
-            rows, start, is_empty = self._rows(epoch, index, row), [epoch, index, row], not (index or row)
-            while block := self._read_block(rows):
-                *place, last = block[-1].position
-                yield start, block
-                start, is_empty = [*place, last + 1], False
-            if is_empty and self.epochs is None and next(all_rows(self.stream), self) is self:
-                raise DatasetError(f"{self.name}: its files have no row; check them, or turn streaming off")
-            epoch, index, row = epoch + 1, 0, 0
-
-    def _read_block(self, rows: Iterator[RowRead]) -> list[Any]:
-        block: list[RowRead] = []
-        size = 0
-        while len(block) < self.block and size < self.block_bytes and (read := next(rows, None)):
+    def _fill(self) -> bool:
+        """Read the next block; False at the end."""
+        block, size = list[Any](), 0
+        while len(block) < self.block and size < self.block_bytes and (read := next(self._following, None)):
             block.append(read)
             size += size_of(read.row)
-        return block
+        if block:
+            self._start, self._block, self._taken = block[0].position, block, 0
+        return bool(block)
 
     def _rows(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
-        """The shard's own rows of an epoch, from a row of a section on."""
-        if not (sections := self.stream.num_sections):
-            return
-        own, first = divmod(self.shard, sections)
-        sharing = len(range(first, self.num_shards, sections))  # shards that read the same section
-        for i in range(first, sections, self.num_shards):
-            if i >= index:
-                for read in self._read(epoch, i, row if i == index else 0):
+        """The shard's own rows from that row of a section on, epoch after epoch."""
+        sections = self.stream.num_sections
+        own, first = divmod(self.shard, max(1, sections))
+        sharing = len(range(first, self.num_shards, max(1, sections)))  # shards that read the same section
+        while epoch < self.epochs:
+            is_empty = not (index or row)
+            for i in range(first, sections, self.num_shards):
+                for read in self._read(epoch, i, row if i == index else 0) if i >= index else ():
                     if (read.position[-1] + epoch) % sharing == own:
+                        is_empty = False
                         yield read
+            if is_empty and self.epochs == math.inf and next(iter(self.stream), self) is self:
+                raise DatasetError(f"{self.name}: its files have no row; check them, or turn streaming off")
+            epoch, index, row = epoch + 1, 0, 0
 
     def _read(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
         """All rows of a section, from one on."""
@@ -228,7 +212,8 @@ class ShardReader:
     """One shard's rows of all datasets, in an order that the seed decides.
 
     Each row comes from the dataset that is furthest behind its share, and each shard starts at another point
-    of that cycle: the shares hold exactly, after any number of rows. `block` is for `StreamReader`.
+    of that cycle: the shares hold exactly, after any number of rows. `epochs` None never ends, and `block` is
+    for `StreamReader`.
     """
 
     def __init__(
@@ -243,30 +228,26 @@ class ShardReader:
         self.shares = mixture.shares
         self.readers: list[MapReader | StreamReader] = []
         streams = sum(isinstance(source.rows, Stream) for source in mixture.sources)
+        most = most_bytes(num_shards * max(1, streams))
         for source in mixture.sources:
-            where = (key_of(seed, source.name), shard, num_shards, epochs)
+            where = (key_of(seed, source.name), shard, num_shards, math.inf if epochs is None else epochs)
             if isinstance(source.rows, Stream):
-                share = most_bytes(num_shards * streams)
-                self.readers.append(StreamReader(source.rows, *where, block, source.name, share))
+                self.readers.append(StreamReader(source.rows, *where, block, most, source.name))
             else:
                 self.readers.append(MapReader(source.rows, *where))
         self._lead = [key_of(seed, shard, source.name) / 2**64 for source in mixture.sources]
         self.counts = [0] * len(self.readers)
-        self._ended = [False] * len(self.readers)
+        self._ended = set[int]()
 
     def next(self) -> RowRead | None:
         """The next row; None after the last row of every dataset."""
-        while not all(self._ended):
+        while left := [at for at in range(len(self.readers)) if at not in self._ended]:
             total = sum(self.counts) + 1
-            behind = [
-                -math.inf if ended else lead + share * total - count
-                for ended, lead, share, count in zip(self._ended, self._lead, self.shares, self.counts)
-            ]
-            source = behind.index(max(behind))
+            source = max(left, key=lambda at: self._lead[at] + self.shares[at] * total - self.counts[at])
             if (read := self.readers[source].next()) is not None:
                 self.counts[source] += 1
                 return replace(read, source=source)
-            self._ended[source] = True
+            self._ended.add(source)
         return None
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
@@ -281,7 +262,6 @@ class ShardReader:
         return {"counts": list(self.counts), "readers": [reader.state() for reader in self.readers]}
 
     def restore(self, state: Mapping[str, list]) -> None:
-        self.counts = list(state["counts"])
-        self._ended = [False] * len(self.readers)
+        self.counts, self._ended = list(state["counts"]), set()
         for reader, of_reader in zip(self.readers, state["readers"], strict=True):
             reader.restore(of_reader)

@@ -163,18 +163,15 @@ class SampleEncoder:
 
     def _plans(self, sources: list[Any]) -> tuple[list[Visual], list[Any]]:
         """Plans of how images and clips will be cut, made from headers, and the sources to open then."""
-        limits, plans, kept = self.processor.limits, list[Visual](), list[Any]()
+        plans, kept = list[Visual](), list[Any]()
         for source in sources:
-            if isinstance(source, Clip):
-                with _counted_as(TOO_MANY_TILES, ImageError):
-                    plans.append(self.processor.plan(source))
-                kept.append(source)
-                continue
-            with _counted_as(BROKEN_IMAGE, ImageError):
-                (width, height), source = measure(source, limits)
+            shown: Any = source
+            if not isinstance(source, Clip):
+                with _counted_as(BROKEN_IMAGE, ImageError):
+                    shown, source = measure(source, self.processor.limits)
             kept.append(source)
             with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
-                plans.append(self.processor.plan((width, height), describe(source)))
+                plans.append(self.processor.plan(shown, describe(source)))
         tiles, positions = sum(len(one.parts) for one in plans), sum(one.positions for one in plans)
         most = tiles if self.max_tiles is None else self.max_tiles
         # Where the images alone do not fit, no prompt of all their placeholders is built.

@@ -6,14 +6,12 @@ A part has pixels, `values` (what its bytes stand for, or None where its pixels 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-AMPLE = 16  # times the parts' bytes: so much shared memory must be free for them to go through it
 Shape: TypeAlias = tuple[torch.Size, int | None]  # of a part's pixels; its time
 
 
@@ -63,13 +61,10 @@ def _joined(parts: Sequence[Part], pinned: bool = False) -> tuple[Tensor, Tensor
 
 
 def packed(parts: Sequence[Part]) -> tuple[Any, ...]:
-    """What `unpacked` makes the parts of. Between processes tensors go through shared memory. Containers
-    often have 64 MB of it, and whoever writes more is killed: where it is short, arrays go through the pipe,
-    which is slower."""
-    shapes, joined = [(part.pixels.shape, part.time) for part in parts], _joined(parts)
-    if _free_shared_memory() >= AMPLE * sum(part.pixels.nbytes for part in parts):
-        return shapes, *joined
-    return shapes, *(field.numpy() for field in joined)
+    """What `unpacked` makes the parts of: arrays, which pass between processes through a pipe. Tensors would
+    go through shared memory; containers often have 64 MB of it, and whoever writes more is killed."""
+    shapes = [(part.pixels.shape, part.time) for part in parts]
+    return shapes, *(field.numpy() for field in _joined(parts))
 
 
 def unpacked(shapes: list[Shape], *fields: Any) -> Iterator[tuple[Tensor, Tensor | None, int | None]]:
@@ -80,11 +75,3 @@ def unpacked(shapes: list[Shape], *fields: Any) -> Iterator[tuple[Tensor, Tensor
         start, done[bytes_] = done[bytes_], done[bytes_] + shape.numel()
         pixels = (codes if bytes_ else others)[start : done[bytes_]].view(shape)
         yield pixels, values if bytes_ else None, time
-
-
-def _free_shared_memory() -> float:
-    """Bytes; elsewhere than on Linux there is no such bound."""
-    if not os.path.isdir("/dev/shm"):
-        return float("inf")
-    space = os.statvfs("/dev/shm")
-    return space.f_bavail * space.f_frsize

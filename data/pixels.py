@@ -1,9 +1,8 @@
-"""Pixels that are no 8-bit colours, as 8-bit images: arrays and tensors, grey of 16 and 32 bits, and PNGs
-whose file says which colour is transparent (tRNS)."""
+"""Pixels that are no 8-bit colours, as 8-bit images: arrays, tensors, and grey of 16 and 32 bits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -62,37 +61,3 @@ def _to_uint8(values: np.ndarray, name: str) -> np.ndarray:
     if not 0 <= low <= high <= 255:
         raise ImageError(f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}")
     return ((values if high <= 1 else values / 255) * 255).round().astype(np.uint8)
-
-
-# ---------------------------------------------------------------------------------- colours that PNGs hide
-def with_hidden_colour(image: Any) -> Image.Image:
-    """A PNG that has such a colour, decoded. Pillow compares the colour, as the file has it, with pixels that
-    it has scaled (2 and 4 bits) or halved (16 bits of a colour): here it is compared with what they were."""
-    hidden, raw = image.info["transparency"], image.tile[0].args if image.tile else None
-    if isinstance(hidden, int) and raw in ("L;2", "L;4"):
-        levels = 2 ** int(raw[-1]) - 1
-        # Of a later frame the value is scaled already: its lower bits are the same.
-        image.info["transparency"] = (hidden & levels) * 255 // levels
-    if not (isinstance(hidden, tuple) and raw == "RGB;16B"):
-        image.load()
-        return image
-    upper, lower = [value >> 8 for value in hidden], [value & 255 for value in hidden]
-    if getattr(image, "is_animated", False):  # one reader of all frames: their lower bits are gone
-        shown = (np.asarray(image) != upper).any(2)
-    else:
-        shown = (_lower_bytes(image) != lower).any(2) | (np.asarray(image) != upper).any(2)
-        image.info["transparency"] = tuple(upper)  # for whoever takes the decoded image again
-    image = image.convert("RGBA")
-    image.putalpha(Image.fromarray(shown * np.uint8(255)))
-    return image
-
-
-def _lower_bytes(image: Any) -> np.ndarray:
-    """Of a PNG of 16 bits a colour, the lower eight, (H, W, 3), which Pillow drops."""
-    place = image.fp.tell()
-    image.fp.seek(0)
-    lower: Any = Image.open(image.fp, formats=["PNG"])
-    lower.tile = [image.tile[0]._replace(args="RGB;16L")]
-    array = np.asarray(lower)
-    image.fp.seek(place)
-    return array

@@ -16,49 +16,35 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
-from data.chat import ChatEncoder, read_image_order
+from data.chat import ChatEncoder
 from data.conversation import Message, check_question, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError
-from data.frames import check_video, few_images, shown_as
+from data.image_rules import Images
 from data.images import ImageLimits, describe, load_image
+from data.model_inputs import EncodedConversation, ModelInputs, collate
 from data.thinking import ThinkingMarks
-from data.tiles import Images, Parts, Sizes, Visual
-from data.tokenizer import (
-    AnyTokenizer,
-    FolderTokenizer,
-    no_panic,
-    turn_ends,
-)
+from data.tiles import Parts, Visual
+from data.tokenizer import AnyTokenizer, FolderTokenizer, no_panic, turn_ends
 from data.tools import Tool
 from data.video import Clip
 from data.visuals import clip_of, open_video, open_visual
 from families import FAMILIES, NEW, family_of
-from messages import one_line, unknown_arguments
+from messages import one_line
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 
-# What people bring from transformers' processors, and what to use here instead.
-_INSTEAD = {
-    "__call__": "use ask(images, question), or prepare(messages)",
-    "apply_chat_template": "use prepare(messages), which gives the model's inputs, images included",
-    "batch_decode": "use [processor.decode(row) for row in ids]",
-    "post_process_image_text_to_text": "use [processor.decode(row) for row in ids]",
-    "save_pretrained": "use model.save_pretrained(folder, processor), which writes both",
-    "push_to_hub": "use model.push_to_hub(name, processor), which uploads both",
-    "image_processor": "use hf_processor.image_processor, which is transformers' own",
-}
 LEAST_PIXELS = 1024  # that whole images may be made to fit
+FRAMES_AS_IMAGES = 8  # of a video, for a model that takes images alone
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -68,49 +54,13 @@ def kind_of(source: Any) -> str:
     return "video" if video else "image"
 
 
-class ModelInputs(dict):
-    """Tensors for the model, by argument name; `image_tokens[i]` positions of row i are images."""
-
-    image_tokens: list[int]
-
-    def to(self, *args, **kwargs) -> ModelInputs:
-        """The same on another device; as `Tensor.to`, but a dtype reaches only the pixels."""
-        device = self["input_ids"].to(*args, **kwargs).device
-        moved = ModelInputs(
-            (name, value.to(*args, **kwargs) if value.is_floating_point() else value.to(device))
-            for name, value in self.items()
-            if isinstance(value, Tensor)
-        )
-        if isinstance(parts := self.get("pixel_values"), Parts):  # the model's to move, when it needs numbers
-            moved["pixel_values"] = parts
-        moved.image_tokens = self.image_tokens
-        return moved
-
-
-@dataclass(frozen=True)
-class EncodedConversation:
-    """One conversation, unpadded.
-
-    `parts` are those of its images, still bytes, or None; `assistant_mask` marks what the assistant says, end
-    of turn included; `image_tokens` counts the positions that images take.
-    `sizes` is what an answer's coordinates are of: those of the images of the last message that has some, or
-    None where there is none or they differ.
-    """
-
-    input_ids: list[int]
-    assistant_mask: list[bool]
-    parts: Parts | None
-    image_tokens: int
-    sizes: Sizes | None = None
-
-
 class Processor:
     """See the module's docstring. Built by `from_pretrained` or `data.new_processor.make_processor`.
 
-    image_order: see `data.conversation.in_order`; None for a model that learnt images anywhere.
-    config: the model's, whose context bounds what is tokenized of a prompt.
+    config: the model's, if it is known.
     coordinates: how the model writes boxes (`coordinates_of`).
-    generation_config: what the checkpoint's file of that name says.
+    generation_config: what the checkpoint's file of that name says. Its `image_order` is "first" or "last"
+        for a model that learnt the images of a message there (`data.conversation.in_order`).
     """
 
     def __init__(
@@ -120,12 +70,11 @@ class Processor:
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
-        image_order: str | None = None,
         coordinates: Any = None,
         generation_config: Mapping[str, Any] = {},
     ):
-        self.images, self.image_order, self.coordinates = images, image_order, coordinates
-        self.generation_config, self.tokenizer, self.limits = generation_config, tokenizer, limits
+        self.images, self.tokenizer, self.limits, self.coordinates = images, tokenizer, limits, coordinates
+        self.generation_config = generation_config
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
@@ -150,26 +99,19 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
         max_pixels: int | None = None,
-        **unknown,
     ) -> Processor:
         """The processor of a checkpoint: a folder, a repository on the Hub at a `revision`, or opened files.
 
         With the model's `config`, tile size, tokens per tile and placeholder id must fit it. Of a model that
         takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
-        budget where that is less. A ProcessorError says what is missing or broken, and a TypeError what to
-        use in place of arguments that are `unknown` here.
+        budget where that is less. A ProcessorError says what is missing or broken.
         """
-        if unknown:
-            known = ("config", "limits", "revision", "max_pixels")
-            raise TypeError(unknown_arguments(unknown, known))
         if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
             raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
+        place: Any = source
         try:
             opened = source if isinstance(source, Opened) else open_files(source, revision)
-            folder = opened.processor_folder
-        except CheckpointError as error:
-            raise ProcessorError(error) from error
-        try:
+            place = opened.processor_folder
             with no_panic():
                 described = opened.json("config.json")
                 # A folder without a model is what transformers' Idefics3Processor writes.
@@ -179,28 +121,18 @@ class Processor:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                generation, order = opened.generation_config, read_image_order(opened)
+                generation = opened.generation_config
                 forms = coordinates_of(described, generation)
-                return cls(images, tokenizer, template, config, limits, order, forms, generation)
+                return cls(images, tokenizer, template, config, limits, forms, generation)
         except ProcessorError:
             raise
         except CheckpointError as error:  # which names the file
             raise ProcessorError(error) from error
         except PromptError as error:
-            raise ProcessorError(f"{folder}: {error}") from error
+            raise ProcessorError(f"{place}: {error}") from error
         except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
             said = f"{type(error).__name__}: {one_line(error, 300)}"
-            raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _INSTEAD:
-                raise AttributeError(f"Processor has no {name}: {_INSTEAD[name]}")
-            return self.__getattribute__(name)  # which says why there is none
-
-    def __call__(self, *args, **kwargs) -> NoReturn:
-        raise TypeError(f"Processor cannot be called: {_INSTEAD['__call__']}")
+            raise ProcessorError(f"{place}: its processor cannot be opened ({said})") from error
 
     @property
     def thinking(self) -> ThinkingMarks | None:
@@ -249,18 +181,15 @@ class Processor:
         if not isinstance(conversations, Sequence) or not conversations:
             got = "none" if isinstance(conversations, Sequence) else type(conversations).__name__
             raise PromptError(f"expected conversations as lists of messages, got {got}")
+        named: Any = {f"conversation {i}": one for i, one in enumerate(conversations)}
         if isinstance(conversations[0], Mapping):
-            rows = [self.encode_conversation(conversations, add_generation_prompt)]  # type: ignore[arg-type]
-        else:
-            rows = [
-                self.encode_conversation(one, add_generation_prompt, f"conversation {i}")  # type: ignore
-                for i, one in enumerate(conversations)
-            ]
+            named = {"conversation": conversations}
+        rows = [self.encode_conversation(one, add_generation_prompt, name) for name, one in named.items()]
         return self.collate(rows, padding_side, return_assistant_mask)
 
     def messages(self, conversation: Conversation, label: str = "conversation") -> list[Message]:
-        """A conversation as the model learnt to read one: its parts in the order of `image_order`."""
-        messages = read_conversation(conversation, label, self.image_order)
+        """A conversation as the model learnt to read one."""
+        messages = read_conversation(conversation, label, self.generation_config.get("image_order"))
         opened = [
             replace(one, parts=tuple(part for given in one.parts for part in self._opened(*given)))
             for one in messages
@@ -271,16 +200,34 @@ class Processor:
         """A part of a message, or of a video what is shown as it."""
         if kind != "video" or isinstance(value, Visual):
             return [(kind, value)]
-        return shown_as(self, open_video(value, self.limits))
+        return self._shown_as(open_video(value, self.limits))
+
+    def _shown_as(self, clip: Clip) -> list[tuple[str, Any]]:
+        """A clip as parts of a message: itself, or some of its frames; a model of few images sees the first
+        frame of an image that moves. Raises ImageError as `check_video` does."""
+        self.check_video(clip.name, clip.animated)
+        if self.images.videos is not None:
+            return [("video", clip)]
+        count = 1 if self.few_images else min(FRAMES_AS_IMAGES, clip.count)
+        indices = [round(number * (clip.count - 1) / max(count - 1, 1)) for number in range(count)]
+        return [("image", frame) for frame in clip.frames(indices)]
 
     @cached_property
     def few_images(self) -> bool:
-        """Whether it sees videos as images, and learnt from fewer images than stand for one."""
-        return few_images(self.generation_config, self.images)
+        """True if it sees videos as images, and learnt from fewer images at a time than stand for one."""
+        most = self.generation_config.get("most_images")
+        return isinstance(most, int) and most < FRAMES_AS_IMAGES and self.images.videos is None
 
     def check_video(self, name: str, animated: bool) -> None:
-        """ImageError for a video, which may not be open yet, that the model does not take."""
-        check_video(self, name, animated)
+        """Raises ImageError for a video, which may not be open yet, if the model takes none but images that
+        move, or its chat template writes none."""
+        if self.images.videos is not None and not self.chat.writes_videos:
+            raise ImageError(f"{name}: this model's chat template has no place for it; take another model")
+        if self.few_images and not animated:
+            raise ImageError(
+                f"{name}: this model has learned from few images at a time, and takes no video; ask about "
+                "one of its frames, or take another model (--model list)"
+            )
 
     def encode_conversation(
         self,
@@ -291,14 +238,11 @@ class Processor:
         tools: Sequence[Tool] = (),
     ) -> EncodedConversation:
         """One conversation's ids, assistant mask and tiles. `label` names it in error messages. `think`: the
-        prompt asks for thinking. `tools`: it speaks of them. Raises PromptTooLong for a prompt that is far
-        beyond the model's context, and ThinkingError for a model that has no thinking."""
+        prompt asks for thinking. `tools`: it speaks of them. Raises ThinkingError for a model that has
+        no thinking."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
-            if self.config is not None:
-                context = self.config.text.max_position_embeddings
-                self.chat.check_length((message.text for message in messages), context, label)
         newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
         sources = [source for message in messages for source in message.images]
         images, count, most = list[Visual](), 0, self.limits.max_tiles
@@ -327,7 +271,7 @@ class Processor:
         shown = open_visual(source, self.limits)
         if isinstance(shown, Image.Image):
             return [self._cut(shown, describe(source))]
-        return [replace(self.cut(one), name=shown.name) for _, one in shown_as(self, shown)]
+        return [replace(self.cut(one), name=shown.name) for _, one in self._shown_as(shown)]
 
     def cut(self, source: Any) -> Visual:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it; or
@@ -379,40 +323,8 @@ class Processor:
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
         """Pad encoded conversations to one length; see `prepare`."""
-        if padding_side not in ("left", "right"):
-            raise ValueError(f"padding_side: expected left or right, got {padding_side!r}")
-        longest = max(len(row.input_ids) for row in rows)
-        inputs = ModelInputs(
-            input_ids=torch.full((len(rows), longest), self.pad_token_id, dtype=torch.int64),
-            attention_mask=torch.zeros(len(rows), longest, dtype=torch.int64),
-        )
-        if return_assistant_mask:
-            inputs["assistant_mask"] = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            length = len(row.input_ids)
-            place = slice(longest - length, None) if padding_side == "left" else slice(0, length)
-            inputs["input_ids"][i, place] = torch.tensor(row.input_ids)
-            inputs["attention_mask"][i, place] = 1
-            if return_assistant_mask:
-                inputs["assistant_mask"][i, place] = torch.tensor(row.assistant_mask)
-        parts = [row.parts for row in rows]
-        real = [one for one in parts if one is not None]
-        if real and self.images.flat:
-            together = Parts.cat(real)
-            inputs["pixel_values"] = together if self.images.own_sizes else together.to("cpu")  # (N, 3, M, M)
-        elif real:
-            most = max(map(len, real))
-            # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.
-            pixels = inputs["pixel_values"] = torch.zeros(len(rows), most, *real[0].shape[1:])
-            mask = torch.zeros(len(rows), most, *real[0].shape[2:], dtype=torch.int64)
-            for i, own in enumerate(parts):
-                if own is not None:
-                    mask[i, : len(own)] = 1
-                    for part, place in zip(own, pixels[i]):
-                        part.write(place)
-            inputs["pixel_attention_mask"] = mask
-        inputs.image_tokens = [row.image_tokens for row in rows]
-        return inputs
+        flat, own_sizes = self.images.flat, self.images.own_sizes
+        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, flat, own_sizes)
 
     @property
     def pad_token_id(self) -> int:

@@ -77,7 +77,6 @@ class RowSchema:
         allow_urls: images may be fetched from the network.
         allow_outside: paths may leave `folder`.
         boxes: how rows with boxes are read.
-        by_ending: a row without an image has it in whichever column is named as an image file ends.
     """
 
     text_columns: tuple[str, ...]
@@ -88,7 +87,6 @@ class RowSchema:
     allow_urls: bool = False
     allow_outside: bool = False
     boxes: BoxRows = field(default_factory=BoxRows)
-    by_ending: bool = False
 
     def conversation(self, row: Any, form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
         """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow.
@@ -171,8 +169,6 @@ class RowSchema:
         """Its images, or videos, as the row has them."""
         value = self.get(row, f"{kind}s")
         value = self.get(row, kind) if value is None else value
-        if value is None and self.by_ending and kind == "image":
-            value = next((row[one] for one in row if looks_like_image(f"x.{one}")), None)
         return value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
 
     def get(self, row: Mapping[str, Any], name: str) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from data.errors import ProcessorError, PromptError
 from data.part_tensors import on_device, packed, unpacked
-from data.video import Clip
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 # (width, height) of an image in pixels: its own, and that in which its model sees it.
@@ -38,8 +37,7 @@ _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bflo
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A piece of an image that a tower encodes at once, such as a tile. Nobody changes its tensors. Two parts
-    are equal if all that their numbers depend on is equal.
+    """A piece of an image that a tower encodes at once, such as a tile. Nobody changes its tensors.
 
     pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
     values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
@@ -52,16 +50,6 @@ class Part:
     pixels: Tensor
     values: Tensor | None
     time: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Part) or self.pixels.dtype != other.pixels.dtype:
-            return False
-        mine, theirs = self.values, other.values
-        known = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
-        return known and torch.equal(self.pixels, other.pixels)
-
-    def __hash__(self) -> int:
-        return hash(self.pixels[:, ::64, ::64].numpy().tobytes())  # a few pixels tell most tiles apart
 
     @cached_property
     def digest(self) -> bytes:
@@ -129,10 +117,6 @@ class Parts:
         return (len(self.parts), *(self.parts[0].pixels.shape if self.parts else (3, 0, 0)))
 
     @property
-    def nbytes(self) -> int:
-        return sum(tile.pixels.nbytes for tile in self.parts)
-
-    @property
     def digests(self) -> list[bytes]:
         return [tile.digest for tile in self.parts]
 
@@ -141,7 +125,8 @@ class Parts:
         return [tile.key for tile in self.parts]
 
     def numel(self) -> int:
-        return sum(tile.pixels.numel() for tile in self.parts)
+        """0 where there is none, as of a tensor."""
+        return sum(part.pixels.numel() for part in self.parts)
 
     def to(
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
@@ -198,63 +183,6 @@ class Visual:
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 
 
-class Videos(Protocol):
-    """How a family chooses frames of a video, makes parts of them, and writes them into a prompt."""
-
-    token: str  # what its template writes for a video, special to the tokenizer or not
-    template: str | None  # for conversations with videos, where it is not the checkpoint's own
-    fps: float  # frames that are shown of a second
-    most: int  # and of a video
-
-    def plan(self, clip: Clip) -> Visual:
-        """What `cut` makes of a video, with pixels on the meta device."""
-
-    def cut(self, clip: Clip) -> Visual:
-        """The frames that are shown, in parts."""
-
-    def prompt(self, visual: Visual) -> str:
-        """What stands in a prompt for it."""
-
-
-class Images(Protocol):
-    """How a family cuts images into parts, and writes them into a prompt."""
-
-    image_token: str  # what stands in a prompt once for each position of an image
-    string_content: bool  # the chat template takes a message's content as one string
-    add_special_tokens: bool  # let the tokenizer add its own (a BOS) around what the template wrote
-    flat: bool  # parts go to the model as (N, 3, M, M), not padded per row with a pixel mask
-    own_sizes: bool  # or as `Parts`, because their sizes differ
-    longest_side: int  # pixels of an image that it makes something of
-    budget: int | None  # most pixels of an image that is taken whole; None where images are cut into tiles
-    videos: Videos | None  # how it takes videos; None where their frames are images to it
-
-    def plan(self, width: int, height: int) -> Visual:
-        """What `cut` makes of an image of this size, with pixels on the meta device."""
-
-    def cut(self, image: Image.Image) -> Visual:
-        """An RGB image in its parts."""
-
-    def prompt(self, visual: Visual, index: int, count: int) -> str:
-        """What stands in a prompt for image `index` of `count`."""
-
-    def whole(self, visual: Visual) -> Visual | None:
-        """A small picture of all of it, made of this one: as if it were not cut, or of fewer pixels. The same
-        object where it is small already; None where no part shows all of it."""
-
-    def cells(self, visual: Visual) -> list[Cell]:
-        """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""
-
-    def within(self, positions: int) -> Images:
-        """This rule for images that take at most so many positions, but for those far longer than wide, as it
-        is saved. Raises ProcessorError where there is none."""
-
-    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
-        """Messages with their images where the family has them."""
-
-    def transformers(self, tokenizer: Any, chat_template: str) -> Any:
-        """transformers' processor, for saving; None where it has none for this family."""
-
-
 class TiledImages:
     """What image rules of square tiles share: an image that is cut is a grid of tiles and, `with_whole`, all
     of it as one more, the last or the first.
@@ -266,7 +194,7 @@ class TiledImages:
     string_content, add_special_tokens, flat, own_sizes = False, True, False, False
     with_whole, whole_first, uncut = True, False, (1, 1)
     budget: int | None = None
-    videos: Videos | None = None
+    videos: Any = None
     tile_size: int
     tile_positions: int
 
@@ -298,7 +226,7 @@ class TiledImages:
         whole = [(0, 0, rows, columns)] * self.with_whole
         return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
 
-    def within(self, positions: int) -> Images:
+    def within(self, positions: int) -> Any:
         raise ProcessorError("images of this family have settings that belong to the weights")
 
     def _tiles_within(self, positions: int) -> int:
@@ -365,8 +293,6 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 def shape_within(width: int, height: int, longest_side: int) -> tuple[int, int]:
     """(width, height) with the longest side as long as that, and the other even."""
     aspect = width / height
-    if width >= height:
-        other = int(longest_side / aspect)
-        return longest_side, max(other + other % 2, 1)
-    other = int(longest_side * aspect)
-    return max(other + other % 2, 1), longest_side
+    other = int(longest_side / aspect if width >= height else longest_side * aspect)
+    other = max(other + other % 2, 1)
+    return (longest_side, other) if width >= height else (other, longest_side)

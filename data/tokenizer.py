@@ -31,10 +31,8 @@ FAKE = "<fake_token_around_image>"
 GLOBAL = "<global-img>"
 END = "<end_of_utterance>"
 
+
 # ----------------------------------------------------------------------------------------- files of a folder
-MOST_IDS = 4_194_304  # as many as a config may say there are
-
-
 def image_settings(opened: Opened) -> dict[str, Any]:
     """Those of the image processor, in today's layout or the older; PromptError where no file has them."""
     stored = opened.json("processor_config.json").get("image_processor")
@@ -237,8 +235,6 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     if not tokenizer.is_fast:
         got = type(tokenizer).__name__
         raise PromptError(f"tokenizer: expected one of the tokenizers library, got {got}")
-    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= MOST_IDS:  # to_str counts up to it
-        raise PromptError(f"tokenizer: expected at most {MOST_IDS - 1} as the largest id, got {largest}")
     # Offsets include a token's leading space; the ids do not change.
     spec = json.loads(tokenizer.backend_tokenizer.to_str().replace(*_OFFSETS))
     written = _vocabulary(tokenizer, spec["added_tokens"])

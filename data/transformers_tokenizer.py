@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from data.errors import PromptError
 from models.checkpoints.files import read_json
 
 if TYPE_CHECKING:
@@ -21,19 +20,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def of_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    """What transformers makes of a folder. It calls `from_pretrained` of whatever class of its own has the
-    name that these files give: a processor's asks for its tokenizer, and so for ever."""
-    import transformers.models.auto.tokenization_auto
+    """What transformers makes of a folder."""
+    import transformers
 
-    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
-    name = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = name if isinstance(name, str) else ""
-    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if name else ():
-        found = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(known)
-        if found is None or hasattr(found, "_backends"):  # of a library that is not installed
-            continue
-        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
-            raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
+    model = read_object(folder / "config.json")
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if model.get("model_type") not in (None, *transformers.CONFIG_MAPPING):
         options["config"] = transformers.PreTrainedConfig()  # else a type that it does not know is warned of

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from data.errors import DatasetError
-from data.held_out import warn_if_alike
 from data.processor import Processor
 from data.sources import DatasetConfig
 from eval.metrics import find_metric
@@ -111,10 +110,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         form_for = Processor.from_pretrained(settings.model, **seen).form
         boxes, of_boxes = boxes_of(entry, form_for, options)
         asking, options = replace(asking, boxes=boxes, form_for=form_for), options | of_boxes
-    task = data_task(entry, find_metric(settings.metric or "exact_match", **options), asking)
-    if asking.boxes is None:
-        warn_if_alike(task.name, (sample.targets for sample in task.samples), bool(settings.holdout))
-    return task
+    return data_task(entry, find_metric(settings.metric or "exact_match", **options), asking)
 
 
 def _run_own(

@@ -31,13 +31,12 @@ from typing import Any
 
 from data.box_rows import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
-from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
 from data.sources import (
     TRAIN,
     DatasetConfig,
-    all_rows,
+    Share,
     class_names,
     columns_of,
     first_rows,
@@ -95,7 +94,7 @@ def data_task(entry: DatasetConfig, metric: Metric, asking: Asking = Asking()) -
     folder = Path(entry.image_folder).expanduser() if entry.image_folder else folder
     reader = _Reader(entry, asking, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
-    for number, row in enumerate(all_rows(rows) if streaming else rows):
+    for number, row in enumerate(rows):
         if streaming:
             taken.append(row)
         try:
@@ -141,7 +140,7 @@ class _Reader:
         columns, ours = columns_of(rows, path, first), dict.fromkeys((*COLUMNS, *SCHEMA_COLUMNS))
         answered = "answer" in (*columns, *entry.columns, *constants)  # then not from within a column json
         seen = [one for one in ours if not (answered and one == "answers")]
-        known, renamed, by_ending = known_columns(first, columns, entry.columns, constants, seen)
+        known, renamed = known_columns(first, columns, entry.columns, constants, seen)
         has = f"it has {', '.join(columns) or 'none'}"
         if wrong := ({*renamed, *constants} - {*ours}) | ({*renamed.values(), *entry.min_ratings} - {*known}):
             raise DatasetError(
@@ -166,7 +165,7 @@ class _Reader:
             of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
             kind = find_schema(known, of_schema, path, {*constants} & {*SCHEMA_COLUMNS})
         may: dict[str, Any] = {"allow_urls": entry.allow_urls, "allow_outside": entry.allow_outside}
-        may |= {"folder": folder, "min_ratings": entry.min_ratings, "by_ending": by_ending}
+        may |= {"folder": folder, "min_ratings": entry.min_ratings}
         self.schema = schema = RowSchema(kind, renamed, constants, **may)
         self.prompt = asking.prompt or (CHOICES_PROMPT if "choices" in have else "{question}")
         named = _columns_in(self.prompt)

@@ -16,8 +16,7 @@ from data.templates import SMOLVLM_CHAT_TEMPLATE
 from data.tiles import Part, Parts, Visual, pixels_of, shape_within
 from data.tokenizer import FAKE, GLOBAL, IMAGE
 from data.video import Clip
-from families.resizing import resized
-from families.videos import VideoRule
+from families.resizing import VideoRule, resized
 
 # transformers' for conversations with videos, whatever the checkpoint has
 VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(

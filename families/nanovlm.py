@@ -33,7 +33,7 @@ from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
 from families.keys import Key, expect, read, section
 from models.checkpoints import weights
-from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.files import Opened
 from models.checkpoints.names import REPO_ID
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
@@ -138,19 +138,18 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
 
 def _with_stored_theta(text: TextConfig, entries: Mapping[str, weights.Entry]) -> TextConfig:
     """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM."""
-    if INV_FREQ not in entries or entries[INV_FREQ].dtype not in weights.FLOATS:
+    if INV_FREQ not in entries:
         return text
     stored, half = weights.read_tensor(entries[INV_FREQ]), text.head_dim // 2
     tolerance, stored = 8 * torch.finfo(stored.dtype).eps, stored.float()
-    theta = stored.flatten()[-1:].double() ** (-half / max(half - 1, 1))
-    for candidate in (text.rope_theta, *theta.round().tolist(), *theta.tolist()):
-        if 1e-38 < candidate < 1e38 and stored.shape == (half,):
-            found = replace(text, rope_theta=candidate)
-            if torch.allclose(rope_frequencies(found), stored, rtol=tolerance, atol=0):
-                return found
-    raise CheckpointError(
-        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected {half} of theta^(-2i/d) "
-        f"for some theta, got shape {list(stored.shape)}, {stored.flatten()[:3].tolist()} …"
+    theta = float(stored[-1].double() ** (-half / (half - 1)))
+    for candidate in (text.rope_theta, round(theta), theta):
+        found = replace(text, rope_theta=candidate)
+        known = rope_frequencies(found)
+        if known.shape == stored.shape and torch.allclose(known, stored, rtol=tolerance, atol=0):
+            return found
+    raise ValueError(
+        f"tensor {INV_FREQ}: expected {half} rotary frequencies of some theta, got {stored.tolist()}"
     )
 
 

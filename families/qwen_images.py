@@ -16,7 +16,8 @@ from PIL import Image
 from data.chat import chat_template
 from data.conversation import Message
 from data.errors import ImageError, ProcessorError
-from data.tiles import Cell, Parts, Videos, Visual, pixel_rule, pixels_of, reading_settings
+from data.image_rules import Videos
+from data.tiles import Cell, Parts, Visual, pixel_rule, pixels_of, reading_settings
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.keys import section
 from families.qwen_videos import QwenVideos, fit

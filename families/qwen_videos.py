@@ -14,8 +14,7 @@ import torch
 from data.errors import ImageError, ProcessorError
 from data.tiles import Part, Parts, Visual, pixels_of
 from data.video import Clip
-from families.resizing import resized
-from families.videos import VideoRule
+from families.resizing import VideoRule, resized
 
 
 class QwenVideos(VideoRule):

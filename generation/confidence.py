@@ -14,15 +14,14 @@ Autoregressive Structured Prediction", 2021).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from generation.kv_cache import to_device
-from generation.options import adjusted_scores
+from generation.draws import adjusted_scores, chosen_logprobs
 
 
 class TokenLogprobs(NamedTuple):
@@ -39,7 +38,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass
 class Report:
-    """What is said of the probabilities of one answer's tokens.
+    """The probabilities of one answer's tokens.
 
     sums: of `chosen_logprobs`, over the tokens that count for its confidence.
     tokens: of each token, where the options ask for log-probabilities.
@@ -48,9 +47,10 @@ class Report:
     sums: tuple[float, float] = (0.0, 0.0)
     tokens: list[TokenLogprobs] = field(default_factory=list)
 
-    def add(self, chosen: Sequence[float] | None, logprobs: TokenLogprobs | None, stops: bool) -> None:
-        """Note a token, with its `chosen_logprobs` where it may count for the confidence."""
-        if chosen is not None and not (stops and self.sums[1]):
+    def add(self, noted: Noted, stops: bool, thinks: bool) -> None:
+        """Note a token."""
+        chosen, logprobs = noted
+        if chosen is not None and not thinks and not (stops and self.sums[1]):
             self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
         if logprobs is not None:
             self.tokens.append(logprobs)
@@ -61,64 +61,52 @@ class Report:
         return math.exp(min(0.0, self.sums[0] / max(1.0, self.sums[1])))
 
 
-class Reports:
-    """The log-probabilities that rows report of one step's tokens: made from the logits (k, V) before masks
-    change them, and completed with the tokens `of` the step.
+# Of a row's token: its `chosen_logprobs`, if a row asks for a confidence, and what it reports.
+Noted = tuple[Sequence[float] | None, TokenLogprobs | None]
 
-    forced: the numbers of rows that report a token which a constraint forces.
+
+@dataclass
+class Notes:
+    """The probabilities of one step's tokens, on the device until they are read.
+
+    chosen: (2, k), the `chosen_logprobs` of the tokens; None where no row asks for its confidence.
+    reports: by the numbers of the rows that report them, the log-probabilities of the token and of the
+        likeliest ones (1 + n,), and the ids of these (n,); None of a token that a constraint forced.
     """
 
-    def __init__(self, rows: Sequence[Any], logits: Tensor):
-        asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
-        held = [n for n in asked if rows[n].tokens and rows[n].constraint is not None]
-        self.forced = [n for n in held if rows[n].constraint.forced()]
-        asked = [n for n in asked if n not in self.forced]
-        self._rows, self._own = rows, [n for n in asked if rows[n].options.logprobs_mode == "model"]
-        self._sampled = [n for n in asked if rows[n].options.logprobs_mode == "sampler"]
-        self._logprobs = rows_of(logits, self._own).float().log_softmax(-1) if self._own else logits
+    chosen: Tensor | None
+    reports: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
 
-    def of(self, logits: Tensor, token: Tensor) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Numbers of rows, with the `likeliest` of their masked logits (k, V) and tokens (k, 1)."""
-        rows, reports = self._rows, []
-        for count, members in alike(self._own, lambda number: rows[number].options.logprobs).items():
-            own = rows_of(self._logprobs, [self._own.index(number) for number in members])
-            reports.append((members, *likeliest(own, rows_of(token, members), count)))
-        kinds = alike(self._sampled, lambda number: (rows[number].params, rows[number].options.logprobs))
-        for (params, count), members in kinds.items():
-            logprobs = adjusted_scores(rows_of(logits, members), params).log_softmax(-1)
-            reports.append((members, *likeliest(logprobs, rows_of(token, members), count)))
-        return reports
+    @classmethod
+    def of(cls, rows: Sequence[Any], own: Tensor, logits: Tensor, token: Tensor) -> Notes:
+        """Of logits (k, V), `own` the model's and those that masks have left, and the tokens (k, 1)."""
+        notes = cls(chosen_logprobs(logits, token) if any(row.options.confidence for row in rows) else None)
+        for number, row in enumerate(rows):
+            if row.options.logprobs is None or row.stop_reason:
+                continue
+            if row.tokens and row.constraint is not None and row.constraint.forced():
+                notes.reports[number] = None
+                continue
+            scores = own[number].float()
+            if row.options.logprobs_mode == "sampler":
+                scores = adjusted_scores(logits[number : number + 1], row.params)[0]
+            logprobs = scores.log_softmax(-1)
+            top = logprobs.topk(min(row.options.logprobs, len(logprobs)))
+            notes.reports[number] = torch.cat((logprobs[token[number]], top.values)), top.indices
+        return notes
 
+    def send(self, sent: Callable[[Tensor], Tensor]) -> None:
+        """Begin to copy all to the host."""
+        self.chosen = None if self.chosen is None else sent(self.chosen)
+        self.reports = {number: one and (sent(one[0]), sent(one[1])) for number, one in self.reports.items()}
 
-def alike(numbers: Iterable[int], kind: Callable[[int], Any]) -> dict[Any, list[int]]:
-    """Numbers of rows by what they have in common."""
-    groups: dict[Any, list[int]] = {}
-    for number in numbers:
-        groups.setdefault(kind(number), []).append(number)
-    return groups
-
-
-def rows_of(x: Tensor, numbers: list[int]) -> Tensor:
-    """These rows of x, without a copy where they are all."""
-    return x if numbers == list(range(len(x))) else x[to_device(torch.tensor(numbers), x.device)]
-
-
-def likeliest(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, V) and the tokens (B, 1) that were chosen -> their own and the `count` highest
-    ones (B, 1 + count), and the ids of these (B, count). Nothing is read from the device."""
-    top = logprobs.topk(min(count, logprobs.shape[-1]))
-    return torch.cat((logprobs.gather(1, token), top.values), 1), top.indices
-
-
-def token_logprobs(values: list[float], ids: list[int]) -> TokenLogprobs:
-    """A row of `likeliest`, on the host."""
-    return TokenLogprobs(values[0], list(zip(ids, values[1:])))
-
-
-def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
-    """Logits (B, V) and the tokens (B, 1) chosen from them -> (2, B) float32: the logarithms of the tokens'
-    probabilities, and ones; both 0 where no other token was possible. Nothing is read from the device."""
-    scores = logits.float()
-    logprobs = scores.gather(1, token)[:, 0] - scores.logsumexp(-1)
-    chosen = torch.stack((logprobs, torch.ones_like(logprobs)))
-    return torch.where((scores > -math.inf).sum(-1) > 1, chosen, 0)
+    def read(self, count: int) -> list[Noted]:
+        """Of each of `count` rows, once the copies are there."""
+        reports = dict[int, TokenLogprobs]()
+        for number, one in self.reports.items():
+            reports[number] = TokenLogprobs(None, [])
+            if one is not None:
+                own, *others = one[0].tolist()
+                reports[number] = TokenLogprobs(own, list(zip(one[1].tolist(), others)))
+        chosen = [None] * count if self.chosen is None else self.chosen.T.tolist()
+        return [(one, reports.get(number)) for number, one in enumerate(chosen)]

@@ -1,8 +1,8 @@
 """From prompts to answers: one pass over the prompts, then one token at a time. This is the reference.
 
     logits = prefill(step, prompt, kv_cache)              # (B, V): of the last position of each prompt
-    for ids in decode_n(step, rows, logits, position):    # one token of each row, until all have ended
-        ...
+    for ids in decode_n(step, rows, logits, kv_cache, start_pos):      # one token of each row, until all have
+        ...                                                            # ended
 
 The parts: a *step* computes logits (`steps.py`), *rows* say how their tokens are chosen and hold those that
 were (`sampling.py`), and the *cache* holds keys and values of all positions so far (`kv_cache.py`).
@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.features import FeatureCache, digests_of
-from generation.kv_cache import CachePosition, KVCache
+from generation.kv_cache import KVCache
 from generation.memory import check_fits
 from generation.options import GenerationOptions
 from generation.output import GenerationOutput, Stopwatch, TokenStream, column_of, fields_of, pad_id
@@ -38,7 +37,7 @@ from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Chosen, Row, choose, new_rows
 from generation.score import choose_answers
-from generation.steps import Step, step_of, uncached_step
+from generation.steps import Step, UncachedStep
 
 ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
 
@@ -60,18 +59,14 @@ def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = N
     return logits
 
 
-def decode_one(step: Step, token: Tensor, position: CachePosition) -> Tensor:
-    """Feed a token of each row (B, 1) at its next slot: logits (B, V) of the token after it."""
-    kv_cache, start_pos = position.advance()
-    return step(token, kv_cache, start_pos, position.offset)
-
-
 @torch.no_grad()
 def decode_n(
     step: Step,
     rows: Sequence[Row],
     logits: Tensor,
-    position: CachePosition,
+    kv_cache: KVCache,
+    start_pos: int | Tensor,
+    offset: int | Tensor = 0,
     choose: Callable[[Sequence[Row], Tensor], Chosen] = choose,
 ) -> Iterator[list[int]]:
     """Yield a token of each row until all have ended, from the logits (B, V) of the first ones. After its end
@@ -85,7 +80,8 @@ def decode_n(
         yield ids
         if all(row.stop_reason for row in rows):
             return
-        logits = decode_one(step, chosen.token, position)
+        logits = step(chosen.token, kv_cache, start_pos, offset)
+        start_pos = start_pos + 1
 
 
 def generate_stream(
@@ -111,13 +107,8 @@ def generate_stream(
         own_ids = [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]
     places = model.places(own_ids, pixel_values)
 
-    def encode(parts: Pixels) -> Sequence[Tensor]:
-        if len(parts) == 1:
-            return model.encode_images(parts)
-        return FeatureCache(model, 0).encode(parts, digests_of(parts))[0]  # equal ones once
-
     def embed_prompt() -> Prompt:
-        x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask)
         return compact(x, attention_mask, lengths, places)
 
     return TokenStream(_generate(model, embed_prompt, own_ids, lengths, options))
@@ -132,8 +123,7 @@ def _generate(
 ) -> Generator[Tensor, None, GenerationOutput]:
     """Yield (B · N,) ids: prefill, then decode."""
     language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
-    most = longest + options.max_new_tokens - 1  # slots of a row; the last token is never fed and takes none
-    room = min(most, kv.round_up(longest + 1, kv.STEP))  # to begin with: more are added when these are full
+    room = longest + options.max_new_tokens - 1  # slots of a row; the last token is never fed and takes none
     kv_cache: KVCache = []
     watch = Stopwatch(model.device)
     with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
@@ -141,27 +131,24 @@ def _generate(
         watch.lap("vision")
         if options.use_cache:
             kv_cache = kv.allocate_for(language_model, len(lengths), room if answers == 1 else longest)
-        step = step_of(options.decode_step if kv_cache else None, language_model)
-        chunk = options.prefill_chunk if kv_cache else None
-        logits = prefill(step, prompt, kv_cache, chunk)  # (B, V)
+        step: Step = (options.decode_step if kv_cache else None) or Step(language_model)
+        logits = prefill(step, prompt, kv_cache, options.prefill_chunk if kv_cache else None)  # (B, V)
         logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
     offsets = [offset for offset in prompt.offsets for _ in range(answers)]
     del prompt
     if not kv_cache:
-        step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))
+        step = UncachedStep(language_model, lambda: embed_prompt().repeat(answers))
     else:
         if answers > 1:
             kv_cache = kv.fork(kv_cache, longest, answers, room)
-        if step.records:
-            step.adopt(kv_cache, longest, most)
         del embed_prompt
     watch.lap("prefill")
 
-    row_lengths = [length for length in lengths for _ in range(answers)]
-    position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
+    starts = [length for length in lengths for _ in range(answers)]
     rows, pad, count = new_rows(prompt_ids, options), pad_id(model, options), 0
-    chooser = choose if options.constraint is None else choose_answers(step, rows, position)
-    for _ in decode_n(step, rows, logits, position, chooser):
+    chooser = choose if options.constraint is None else choose_answers(step, rows, kv_cache, starts, offsets)
+    at = kv.per_row(starts, model.device), kv.per_row(offsets, model.device)
+    for _ in decode_n(step, rows, logits, kv_cache, *at, chooser):
         count += 1
         yield column_of(rows, count - 1, pad)
     watch.lap("decode")
@@ -169,7 +156,7 @@ def _generate(
         **fields_of(rows, pad, model.device),
         prompt_tokens=lengths,
         seconds=watch.seconds,
-        kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
+        kv_cache_bytes=kv.size_in_bytes(kv_cache),
         decode_steps=count - 1,
         proposed_tokens=0,
         accepted_tokens=0,

@@ -41,7 +41,6 @@ class Kept(NamedTuple):
 Layout = Sequence[Mapping[str, Kept]]  # of each layer, by name
 
 STEP = 1024  # slots by which a buffer grows
-VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 STATES = frozenset({"state", "recent", "inputs"})
 # Slots after which a state is kept. A pass may compute half as many tokens of a row in vain.
 STATE_WINDOW = 16
@@ -146,13 +145,6 @@ def even(kv_cache: KVCache) -> bool:
     return alike and len({layer[name].shape[2] for layer, name in by_slot(kv_cache)}) == 1
 
 
-def packed_strides(name: str, tensor: Tensor, capacity: int) -> tuple[int, ...]:
-    """The strides of a tensor of a cache with `capacity` slots, or of a view of it, that has no gaps."""
-    _, heads, count, width = tensor.shape
-    count = count if name in STATES else capacity
-    return heads * count * width, count * width, width, 1
-
-
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:
     """`length` slots of `count` rows (None: all) from row `first` on, sharing memory with the cache."""
     rows = slice(first, None if count is None else first + count)
@@ -179,19 +171,6 @@ def fork(kv_cache: KVCache, length: int, n: int, capacity: int) -> KVCache:
     return forked
 
 
-def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
-    """Make room for `needed` slots in each row and keep what is there; a cache with room stays as it is.
-
-    The new capacity is the next multiple of `STEP`, at most `limit`; see `resize`. Views taken earlier
-    (`view`) still show the old buffers.
-    """
-    if needed <= geometry(kv_cache).capacity:
-        return
-    if limit is not None and needed > limit:
-        raise ValueError(f"kv cache: {needed} positions needed, limited to {limit}")
-    resize(kv_cache, round_up(needed, STEP) if limit is None else min(round_up(needed, STEP), limit))
-
-
 def resize(kv_cache: KVCache, target: int) -> None:
     """Have `target` slots in each row, with what the first of them held.
 
@@ -215,41 +194,3 @@ def _resize_tensors(kv_cache: KVCache, target: int) -> None:
             new, kept = layer[name].new_zeros(batch, heads, target, dim), min(length, target)
             new[:, :, :kept] = layer[name][:, :, :kept]
             layer[name] = new
-
-
-class CachePosition:
-    """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
-    up to `limit` when it is full, and empty when nothing is cached. A row's rotary place is its slot plus its
-    one of `offsets`."""
-
-    def __init__(
-        self,
-        kv_cache: KVCache,
-        lengths: Sequence[int],
-        device,
-        limit: int | None = None,
-        offsets: Sequence[int] = (0,),
-    ):
-        self.kv_cache, self.limit = kv_cache, limit
-        self.longest = max(lengths)
-        self.start_pos, self.offset = per_row(lengths, device), per_row(offsets, device)
-        self._view: KVCache | None = None
-
-    def advance(self, count: int = 1) -> tuple[KVCache, int | Tensor]:
-        """(cache, start_pos) for the next `count` tokens of each row."""
-        if self.kv_cache:
-            grow(self.kv_cache, self.longest + count, self.limit)  # a view is too short by then as well
-        self.longest += count
-        start_pos = self.start_pos
-        self.start_pos = start_pos + count
-        if not self.kv_cache or isinstance(start_pos, int):
-            return self.kv_cache, start_pos
-        # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
-        if self._view is None or geometry(self._view).capacity < self.longest:
-            self._view = view(self.kv_cache, view_length(self.longest, self.kv_cache))
-        return self._view, start_pos
-
-
-def view_length(longest: int, kv_cache: KVCache) -> int:
-    """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""
-    return min(round_up(longest, VIEW_STEP), geometry(kv_cache).capacity)

@@ -1,8 +1,6 @@
-"""Whether a cache fits the memory that there is now, and what all caches of this process were promised.
+"""Whether a cache fits the memory that there is now.
 
-A CPU's memory is taken when it is first written to, and until then the system says that it is free, as it
-says of mapped files. So caches that are kept and weights that are mapped say how much that is, and nobody is
-promised the same bytes twice.
+The system says of mapped files that their memory is free. So weights that are mapped count as taken.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import psutil
 import torch
 
 from generation.options import CacheMemoryError
-from generation.threads import cgroups
+from generation.processors import cgroups
 
 SPARE = 0.1  # share of the free memory that is left to activations
 # Files of a control group, version 2 and 1: its limit, its use, and which part of that are droppable files.
@@ -24,22 +22,20 @@ _CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-_keepers: WeakSet[Any] = WeakSet()
+_mapped: WeakSet[Any] = WeakSet()
 _lock = Lock()  # for adding to them
 
 
-def register(keeper: Any) -> None:
-    """Count as taken, for as long as it lives, what a cache or a mapped file keeps of a CPU's memory although
-    the system calls that free: its `unused_bytes`, never written to, or a file's."""
+def register(mapped: Any) -> None:
+    """Count the `unused_bytes` of what maps a file into memory as taken, for as long as it lives."""
     with _lock:
-        _keepers.add(keeper)
+        _mapped.add(mapped)
 
 
-def promised_bytes() -> int:
+def mapped_bytes() -> int:
     """The sum of what is registered."""
     with _lock:
-        keepers = list(_keepers)
-    return sum(keeper.unused_bytes for keeper in keepers)
+        return sum(one.unused_bytes for one in _mapped)
 
 
 def check_fits(sizes: str, needed: int, device: torch.device, existing: int = 0) -> None:
@@ -66,7 +62,7 @@ def available_bytes(device: torch.device) -> int | None:
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     elif device.type == "cpu":
         free = min([psutil.virtual_memory().available, *cgroup_available(Path("/"))])
-        return max(0, int(free * (1 - SPARE)) - promised_bytes())
+        return max(0, int(free * (1 - SPARE)) - mapped_bytes())
     else:
         return None
     return int(free * (1 - SPARE))

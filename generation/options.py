@@ -2,47 +2,29 @@
 
     options = GenerationOptions(max_new_tokens=64, temperature=0.7, top_k=40)
     options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
-    scores = adjusted_scores(logits, options)          # (B, V), -inf where a token is filtered out
 
-All of a sampling filter is here. A field of `SamplingParams` is an option of `generate`, a flag of
-generate.py and a field of the server, as its `metadata` says; two rows are sampled together, and a recorded
-step is replayed, where all fields are equal. So a new filter is a field, and what it does in
-`adjusted_scores`. The order is vLLM's, and transformers': penalties, temperature, top-k, top-p, min-p.
-
-Importing it needs no torch, so that a command line can be refused at once.
+A field of `SamplingParams` is an option of `generate`, a flag of generate.py and a field of the server, as
+its `metadata` says; two rows are sampled together, and a recorded step is replayed, where all fields are
+equal. What they do to logits stands in `generation/draws.py`. Importing this file needs no torch, so that a
+command line can be refused at once.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 MAX_SEED = 2**63 - 1
-_SCAN = 256  # probabilities summed in one piece
-_TINY = 2.0**-126  # the smallest normal number of float32
 
 
-def sampling(
-    default: Any,
-    metavar: str,
-    text: str,
-    low: float | None = None,
-    over: float | None = None,
-    high: float | None = None,
-    of_draws: bool = False,
-) -> Any:
-    """A field of `SamplingParams`: its help text, and the numbers that it takes: from `low` or over `over`,
-    to `high`. `of_draws`: it has no effect on a greedy choice."""
-    bounds = {"low": low, "over": over, "high": high}
-    more = {"metavar": metavar, "help": text, "of_draws": of_draws}
-    return field(default=default, metadata=bounds | more)
+def sampling(default: Any, metavar: str, text: str, of_draws: bool = False, **bounds: float) -> Any:
+    """A field of `SamplingParams`: its help text, and the numbers that it takes (see `check_number`).
+    `of_draws`: it has no effect on a greedy choice."""
+    about = {"metavar": metavar, "help": text, "of_draws": of_draws, "low": None, "over": None, "high": None}
+    return field(default=default, metadata=about | bounds)
 
 
 @dataclass(frozen=True)
@@ -61,36 +43,38 @@ class SamplingParams:
     """
 
     temperature: float = sampling(0.0, "T", "sampling temperature; 0 is greedy", low=0)
-    top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", low=0, of_draws=True)
+    top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", True, low=0)
     top_p: float = sampling(
-        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off"),
+        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off", True),
         over=0,
         high=1,
-        of_draws=True,
     )
     min_p: float = sampling(
-        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off"),
+        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off", True),
         low=0,
         high=1,
-        of_draws=True,
     )
     repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
     frequency_penalty: float = sampling(
-        0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off", -2, high=2
+        *(0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off"),
+        low=-2,
+        high=2,
     )
     presence_penalty: float = sampling(
-        0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off", -2, high=2
+        *(0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off"),
+        low=-2,
+        high=2,
     )
     seed: int | None = sampling(
-        *(None, "SEED", "seed of sampling; answer N uses SEED + N - 1"), low=0, high=MAX_SEED, of_draws=True
+        None, "SEED", "seed of sampling; answer N uses SEED + N - 1", True, low=0, high=MAX_SEED
     )
 
     def __post_init__(self):
         for option in fields(SamplingParams):
-            value, whole = getattr(self, option.name), not isinstance(option.default, float)
+            value, about = getattr(self, option.name), option.metadata
             if value is not None or option.default is not None:
-                bounds = {name: option.metadata[name] for name in ("low", "over", "high")}
-                check_number(option.name, value, whole, **bounds)
+                bounds = {name: about[name] for name in ("low", "over", "high")}
+                check_number(option.name, value, not isinstance(option.default, float), **bounds)
 
     @property
     def greedy(self) -> bool:
@@ -100,11 +84,9 @@ class SamplingParams:
     def choice(self) -> SamplingParams:
         """The parameters that affect a token's choice, normalised for comparison: no seed, and no filters
         where the choice is greedy."""
-        known = fields(SamplingParams)
-        kept = [
-            one.name for one in known if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])
-        ]
-        return SamplingParams(**{name: getattr(self, name) for name in kept})
+        off = [one for one in fields(SamplingParams) if self.greedy and one.metadata["of_draws"]]
+        own = {one.name: getattr(self, one.name) for one in fields(SamplingParams)}
+        return SamplingParams(**own | {one.name: one.default for one in off} | {"seed": None})
 
     @property
     def likeliest(self) -> bool:
@@ -115,57 +97,6 @@ class SamplingParams:
     def penalizes(self) -> bool:
         """Whether what a row holds already changes the logits."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
-
-
-def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
-    """Logits (B, V) after penalties, temperature and filters, float32; what is filtered out is -inf.
-
-    seen: (B, V), how often the answer of each row has each token, -1 where only the prompt has it; needed for
-        penalties.
-    """
-    scores = logits.float()
-    if params.penalizes:
-        if seen is None:
-            raise ValueError("a penalty needs `seen`, the tokens of each row so far")
-        penalty, counts = params.repetition_penalty, seen * (seen > 0)
-        scores = scores.where(seen == 0, (scores * penalty).where(scores < 0, scores / penalty))
-        scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    if params.greedy:
-        return scores
-    if params.temperature != 1:
-        # The maximum goes to 0 first, so that a tiny temperature sends the others to -inf and none to inf.
-        scores = (scores - scores.amax(-1, keepdim=True)) / max(params.temperature, _TINY)
-    if params.top_k:
-        kth = scores.topk(min(params.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < kth, -math.inf)
-    if params.top_p < 1:
-        scores = _keep_top_p(scores, params.top_p)
-    if params.min_p > 0:
-        # p >= min_p · p_max, without the softmax.
-        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
-        scores = scores.masked_fill(scores < least, -math.inf)
-    return scores
-
-
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ordered, order = scores.sort(dim=-1)  # ascending, so that small masses are summed first
-    drop = running_sum(ordered.softmax(-1)) <= 1 - top_p
-    drop[:, -1] = False  # the likeliest stays, whatever rounding says
-    return scores.masked_fill(drop.new_empty(drop.shape).scatter_(1, order, drop), -math.inf)
-
-
-def running_sum(x: Tensor) -> Tensor:
-    """Cumulative sum of (B, V) along V, in pieces.
-
-    Rounding stays that of short sums, and CUDA, which scans a long row in an order that varies from run to
-    run, gives the same sums every time.
-    """
-    batch, length = x.shape
-    padded = x.new_zeros(batch, length + -length % _SCAN)
-    padded[:, :length] = x
-    pieces = padded.view(batch, -1, _SCAN).cumsum(-1)
-    totals = pieces[..., -1]
-    return (pieces + (totals.cumsum(-1) - totals)[..., None]).flatten(1)[:, :length]
 
 
 # What people bring from transformers' `generate`, and what to use here instead.
@@ -194,7 +125,7 @@ class GenerationOptions(SamplingParams):
         `generation.confidence`); None gives none.
     logprobs_mode: "model", or "sampler": after temperature and filters, as the token was drawn.
     use_cache: False recomputes everything for every token: the slow reference.
-    decode_step: replaces the eager step (see `generation.steps`).
+    decode_step: a `generation.steps.Step` in place of the eager one.
     prefill_chunk: positions of a prompt that are computed at a time, which bounds the memory of activations;
         None computes all at once.
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
@@ -211,28 +142,27 @@ class GenerationOptions(SamplingParams):
     logprobs: int | None = None
     logprobs_mode: str = "model"
     use_cache: bool = True
-    decode_step: Callable | None = None
+    decode_step: Any = None
     prefill_chunk: int | None = None
     lookup: str = "auto"
     constraint: Callable | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        check_integer("max_new_tokens", self.max_new_tokens, low=1)
-        check_integer("num_return_sequences", self.num_return_sequences, low=1)
-        for name, least in (("logprobs", 0), ("prefill_chunk", 1)):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), low=least)
-        if self.decode_step is not None and not self.use_cache:
-            raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
-        if self.logprobs_mode not in ("model", "sampler"):
-            raise ValueError(f"logprobs_mode: expected 'model' or 'sampler', got {self.logprobs_mode!r}")
+        least = {"max_new_tokens": 1, "num_return_sequences": 1, "logprobs": 0, "prefill_chunk": 1}
+        for name, low in least.items():
+            value, none = getattr(self, name), name in ("logprobs", "prefill_chunk")
+            if value is not None or not none:
+                check_integer(name, value, low)
+        for name, known in (("logprobs_mode", ("model", "sampler")), ("lookup", ("auto", "on", "off"))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        if not self.use_cache and (self.decode_step is not None or self.lookup == "on"):
+            raise ValueError(
+                "use_cache=False cannot go with decode_step or lookup='on', which need the cache"
+            )
         if self.logprobs_mode == "sampler" and self.penalizes:
             raise ValueError("logprobs_mode: 'sampler' cannot go with a penalty")
-        if self.lookup not in ("auto", "on", "off"):
-            raise ValueError(f"lookup: expected 'auto', 'on' or 'off', got {self.lookup!r}")
-        if self.lookup == "on" and not self.use_cache:
-            raise ValueError("lookup needs the cache: it cannot be 'on' with use_cache=False")
         if self.stop_token_ids is not None:
             ids = self.stop_token_ids
             ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)
@@ -248,17 +178,13 @@ def with_overrides(
     A TypeError says of names that are no options what to use instead."""
     known = [field.name for field in fields(GenerationOptions)]
     if unknown := [name for name in overrides if name not in known]:
-        raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
+        expected = f"expected some of {', '.join(known)}"
+        hints = (f"{name}: {_INSTEAD.get(name, expected)}" for name in unknown)
+        raise TypeError(f"generate takes no {'; no '.join(hints)}")
     options = replace(options, **overrides) if options else GenerationOptions(**overrides)
     if options.stop_token_ids is None:
         options = replace(options, stop_token_ids=tuple(eos_token_ids))
     return options
-
-
-def _what_instead(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
-    return f"{name}: {_INSTEAD.get(name, otherwise)}"
 
 
 class CacheMemoryError(ValueError):
@@ -283,22 +209,14 @@ class NotFiniteError(ValueError):
         return type(self), (self.token,)
 
 
-def check_number(
-    name: str,
-    value,
-    whole: bool = False,
-    low: float | None = None,
-    over: float | None = None,
-    high: float | None = None,
-) -> None:
+def check_number(name: str, value, whole: bool = False, low=None, over=None, high=None) -> None:
     """Raises ValueError for what is no number, or no whole one, from `low` or over `over` to `high`."""
     good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     good = good and (low is None or value >= low) and (over is None or value > over)
     if not good or value == math.inf or (high is not None and value > high):
-        kind = "an integer" if whole else "a number"
-        beneath = f"over {over}" if low is None else f"of {low} or more" if high is None else f"from {low}"
-        above = "" if high is None else f" to {high}" if low is not None else f" and at most {high}"
-        raise ValueError(f"{name}: expected {kind} {beneath}{above}, got {value!r}")
+        bounds = {"of at least": low, "over": over, "of at most": high}
+        said = " and ".join(f"{how} {bound}" for how, bound in bounds.items() if bound is not None)
+        raise ValueError(f"{name}: expected {'an integer' if whole else 'a number'} {said}, got {value!r}")
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:

@@ -14,7 +14,8 @@ from generation.confidence import TokenLogprobs
 from generation.kv_cache import to_device
 from generation.options import GenerationOptions
 from generation.protocol import VisionLanguage
-from generation.sampling import Decision, Row
+from generation.sampling import Row
+from generation.score import Decision
 
 
 @dataclass(frozen=True)
@@ -88,38 +89,24 @@ def fields_of(rows: Sequence[Row], pad: int, device: torch.device) -> dict[str, 
         "token_ids": to_device(token_ids, device),
         "lengths": [len(row.tokens) for row in rows],
         "stop_reasons": [row.stop_reason for row in rows],
-        "confidences": [row.confidence for row in rows if row.options.confidence],
+        "confidences": [row.confidence for row in rows if row.confidence is not None],
         "decisions": [row.decision for row in rows if row.decision is not None],
-        "logprobs": [row.report.tokens for row in rows if row.options.logprobs is not None],
+        "logprobs": [row.logprobs for row in rows if row.logprobs is not None],
     }
 
 
 class Stopwatch:
-    """Seconds between laps, by name. On CUDA the device takes the times, so that a lap waits for nothing."""
+    """Seconds between laps, by name. A lap waits for the device."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self._names: list[str] = []
-        self._times = [self._now()]
+        self._device, self.seconds = device, dict[str, float]()
+        self._last = self._now()
 
-    def _now(self) -> Any:
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self.device))
-            return event
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+    def _now(self) -> float:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
         return time.perf_counter()
 
     def lap(self, name: str) -> None:
-        self._names.append(name)
-        self._times.append(self._now())
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Of the laps so far; waits for the device."""
-        laps = zip(self._names, self._times, self._times[1:])
-        if self.device.type != "cuda":
-            return {name: end - begin for name, begin, end in laps}
-        self._times[-1].synchronize()
-        return {name: begin.elapsed_time(end) / 1000 for name, begin, end in laps}
+        before, self._last = self._last, self._now()
+        self.seconds[name] = self._last - before

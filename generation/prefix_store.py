@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -51,7 +50,6 @@ from generation.protocol import VisionLanguage
 from generation.states import snapshot_numbers
 
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
-LOOK_EVERY = 1.0
 TEXT_BLOCK = 32  # positions of text that are worth a block of their own
 FORMAT = b"ocelli prefix 3"  # another one where blocks are cut, named or laid out otherwise
 
@@ -110,7 +108,7 @@ class PrefixStore:
     Args:
         model: whose keys and values these are. Call `drop` when its weights change.
         max_bytes: of blocks in memory. Where less is free, what was used longest ago makes room.
-        files: an `inference.prefix_files.PrefixFolder`: blocks outlive the process there.
+        files: an `inference.kept.PrefixFolder`: blocks outlive the process there.
         identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
     """
 
@@ -127,7 +125,7 @@ class PrefixStore:
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
         self._layout = model.language_model.cache_layout
         self._states = has_states(self._layout)
-        self._most, self._next_look = max_bytes, 0.0  # see `_look`
+        self._most = max_bytes  # that fit into memory now
         self._files, self._root = files, hashlib.sha256(FORMAT + identity).digest()
         # Of a block in one dimension: what it has for each tensor of a cache, one after another. The last
         # block is the one used last.
@@ -161,15 +159,16 @@ class PrefixStore:
         wanted = [block for block in found.blocks if block.end > start]
         # A snapshot first: without it the positions are worth nothing.
         numbers = self._read(sorted(wanted, key=lambda block: block.start < block.end), into)
-        reached, parts = start, []
+        reached, parts, states = start, [], None
         for block in wanted:
-            if block.name not in numbers:
+            if (own := numbers.get(block.name)) is None:
                 break
-            if block.start < block.end:
-                part = slice(max(start - block.start, 0), found.end - block.start)
-                flat = numbers[block.name].to(into.device, non_blocking=True)
-                parts.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
-                reached = min(found.end, block.end)
+            if block.start == block.end:
+                states = own
+                continue
+            part, flat = slice(max(start - block.start, 0), found.end - block.start), own.to(into.device)
+            parts.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
+            reached = min(found.end, block.end)
         if parts:
             # A call for each layer's keys and one for its values, and no copy between.
             for target, pieces in zip(_tensors(kv_cache), zip(*parts), strict=True):
@@ -177,8 +176,7 @@ class PrefixStore:
         self._use(found.blocks, numbers)
         if self._files:
             self._files.keep([(block.name, None) for block in found.blocks if block.end <= reached])
-        snapshots = (block for block in wanted if block.start == block.end)
-        return reached, next((numbers.get(block.name) for block in snapshots), None)
+        return reached, states
 
     def put(
         self,
@@ -190,33 +188,27 @@ class PrefixStore:
     ) -> None:
         """Keep the whole blocks of a row's first len(keys) positions, and `states`, snapshots by position,
         that are not kept already. What does not fit goes from the end. No block is kept that is not finite,
-        nor any after it; of a GPU's row the caller knows that it is."""
-        chain, on_gpu = self._cut(keys, items), geometry(kv_cache).device.type == "cuda"
+        nor any after it."""
+        chain, free = self._cut(keys, items), available_bytes(torch.device("cpu"))
         last = max((block.end for block in chain if block.start < block.end), default=0)
         chain = [one for one in chain if one.end <= last and (one.start < one.end or one.end in states)]
-        new, size = {}, 0
-        self._look()
+        self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
+        new, size, each = {}, 0, bytes_per_position(self.model.language_model)
         for number, block in enumerate(chain):
             kept = states[block.end] if block.start == block.end else None
-            nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
-            size += nbytes if kept is None else kept.nbytes
+            size += (block.end - block.start) * each if kept is None else kept.nbytes
             fits = size <= self._most and block.name not in self._blocks
             if fits or (self._files and not self._files.holds(block.name)):
                 tensor = self._blocks.get(block.name)
                 if tensor is None:
-                    tensor = _copy_of(kv_cache, row, block) if kept is None else _to_host(kept)
-                    if not on_gpu and not is_finite(tensor):  # there it would have to wait
+                    tensor = _copy_of(kv_cache, row, block) if kept is None else kept.cpu()
+                    if not is_finite(tensor):
                         del chain[number:]
                         break
                 new[block.name] = tensor
         self._use(chain, new)
         if self._files and chain:
-            ready = None
-            if new and on_gpu:
-                event = torch.cuda.Event()
-                event.record()
-                ready = event.synchronize  # the copies are under way
-            self._files.keep([(block.name, new.get(block.name)) for block in chain], ready)
+            self._files.keep([(block.name, new.get(block.name)) for block in chain])
 
     def drop(self, keep: float = 0.0) -> bool:
         """Forget what was used longest ago of what is in memory, all but a share of its bytes; False where
@@ -248,13 +240,6 @@ class PrefixStore:
                     break
                 found[block.name] = numbers
         return found
-
-    def _look(self) -> None:
-        """Ask how much memory is left for blocks, once in `LOOK_EVERY` seconds: that takes a while."""
-        if (now := time.monotonic()) >= self._next_look:
-            free = available_bytes(torch.device("cpu"))
-            self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
-            self._next_look = now + LOOK_EVERY
 
     def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
         """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
@@ -299,13 +284,6 @@ def _tensors(kv_cache: KVCache) -> list[Tensor]:
 
 
 def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
-    """A block of a row in host memory, one tensor after another; from a GPU, once its stream gets there."""
+    """A block of a row in host memory, one tensor after another."""
     own = (tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache))
-    return _to_host(torch.cat([*own]))
-
-
-def _to_host(numbers: Tensor) -> Tensor:
-    if not numbers.is_cuda:
-        return numbers
-    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    return host.copy_(numbers, non_blocking=True)
+    return torch.cat([*own]).cpu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -81,7 +81,6 @@ class VisionLanguage(Protocol):
         input_ids: Tensor,
         pixel_values: Pixels | None,
         pixel_attention_mask: Tensor | None,
-        encode: Callable[[Pixels], Sequence[Tensor]] | None,
     ) -> Tensor: ...
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]: ...
     def place_features(self, input_ids: Tensor, features: Tensor | None) -> Tensor: ...
@@ -124,7 +123,7 @@ class Constraint(Protocol):
 
 
 class Proposer:
-    """Proposes the next tokens of one row, for one answer; `generation.speculation` has those there are.
+    """Proposes the next tokens of one row, for one answer; `generation.speculation` has two.
 
     given: how many tokens of the answer it has been given.
     """
@@ -134,6 +133,3 @@ class Proposer:
     def propose(self, new_ids: list[int]) -> list[int]:
         """The ids that may follow, none or any number, after `new_ids`, which came since the last call."""
         raise NotImplementedError
-
-    def observe(self, proposed: int) -> None:
-        """So many of its ids were in the last pass."""

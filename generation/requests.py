@@ -12,7 +12,8 @@ from generation.confidence import TokenLogprobs as TokenLogprobs
 from generation.keyed_prompts import KeyedPrompt
 from generation.options import MAX_SEED, GenerationOptions
 from generation.protocol import Pixels
-from generation.sampling import Decision, Row
+from generation.sampling import Row
+from generation.score import Decision
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +127,6 @@ class SlotRow(Row):
         return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
 
     @property
-    def missing(self) -> int:
-        """Positions that wait to be computed; their tiles are encoded."""
-        return 0 if self.embeds is None else self.embeds.shape[1]
-
-    @property
     def ahead(self) -> list[int]:
         """The stops that it still comes to."""
         return [stop for stop in self.stops if stop > self.start]
@@ -138,7 +134,8 @@ class SlotRow(Row):
     @property
     def upcoming(self) -> int:
         """Of the positions that wait, those that are computed next."""
-        return min([self.missing, *(stop - self.start for stop in self.ahead)])
+        waiting = 0 if self.embeds is None else self.embeds.shape[1]
+        return min([waiting, *(stop - self.start for stop in self.ahead)])
 
 
 @dataclass
@@ -149,8 +146,6 @@ class Stats:
     waited for to take the time.
     """
 
-    completed: int = 0
-    failed: int = 0
     cancelled: int = 0
     new_tokens: int = 0
     prefilled: int = 0

@@ -1,7 +1,7 @@
 """Many requests of uneven length through a fixed number of cache slots, in one process.
 
     scheduler = Scheduler(model, slots=8)
-    print(scheduler.budget)                            # bytes of cache needed and available, before any work
+    print(scheduler.cache)                             # bytes needed and available, before any work
     requests = (Request(ids, pixels, options=GenerationOptions(max_new_tokens=32), key=n) for n, ... in ...)
     for output in scheduler.run(requests):             # as they finish, not in order
         print(output.key, output.token_ids, output.stop_reason, output.error)
@@ -31,49 +31,44 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.confidence import Notes
+from generation.draws import recordable
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
-from generation.options import (
-    CacheMemoryError,
-    GenerationOptions,
-    SamplingParams,
-    check_integer,
-    with_overrides,
-)
+from generation.options import GenerationOptions, check_integer, with_overrides
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
-from generation.sampling import Chosen, Row, choose, recordable
+from generation.sampling import Chosen, Row, choose
 from generation.score import Ids, decide, look_ahead
 from generation.slots import SlotCache
 from generation.speculation import Speculation
-from generation.steps import DecodeStep, step_of
+from generation.steps import Step
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
-SPARE_FROM = 16  # requests one after another, for all of which half of the slots' length would do
+# ... or all of them are so few positions that reading the weights costs more, and up to so many positions,
+# because activations take memory. A GPU's are estimated: its arithmetic is ahead of its memory by about 200
+# positions, a CPU's by 64.
+LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
+VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
+# Options that a scheduler, not a request, may have otherwise.
+ITS_OWN: dict[str, Any] = {
+    "num_return_sequences": 1,
+    "use_cache": True,
+    "decode_step": None,
+    "prefill_chunk": None,
+}
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
-
-
-class _Limits(NamedTuple):
-    """small: ... or all of them are so few positions that reading the weights costs more. large: positions
-    that several prompts may have together, because activations take memory."""
-
-    small: int
-    large: int
-
-
-# A GPU's are estimated: its arithmetic is ahead of its memory by about 200 positions, a CPU's by 64.
-LIMITS = {"cpu": _Limits(64, 2048), "cuda": _Limits(256, 16_384)}
 
 
 class Scheduler:
@@ -82,13 +77,15 @@ class Scheduler:
     Args:
         model: a `VisionLanguageModel` in eval mode, whose weights do not change during a run.
         slots: rows of the cache, which is how many requests are answered at the same time.
-        decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
-            for every B up to `slots`.
+        decode_step: in place of the eager one.
         feature_cache: of this model, for images that come again after their slots have gone to others.
         prefixes: of this model: what a row held is kept, for prompts that begin alike. May be given later,
             or taken away.
         prefill_chunk: positions of prompts that are computed between two decode steps at most, or one tile,
-            so that a long prompt holds nobody up; None computes prompts at once.
+            so that a long prompt holds nobody up; None computes prompts at once. `chunk` is this number, and
+            may be changed.
+
+    `cache` has the slots: what they hold and need (`str(scheduler.cache)`), and `prefixes`.
 
     Raises CacheMemoryError (a ValueError) if the cache does not fit into memory.
     """
@@ -97,7 +94,7 @@ class Scheduler:
         self,
         model: VisionLanguage,
         slots: int = 8,
-        decode_step: DecodeStep | None = None,
+        decode_step: Step | None = None,
         feature_cache: FeatureCache | None = None,
         prefill_chunk: int | None = None,
         prefixes: PrefixStore | None = None,
@@ -105,37 +102,33 @@ class Scheduler:
         check_integer("slots", slots, low=1)
         if prefill_chunk is not None:
             check_integer("prefill_chunk", prefill_chunk, low=1)
-        self.model, self.slots, self._chunk = model, slots, prefill_chunk
-        self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
+        self.model, self.slots, self.chunk = model, slots, prefill_chunk
+        self._step = decode_step or Step(model.language_model)
         self.speculation = Speculation(self._step, model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
+        self._small, self._large = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self._cache = SlotCache(model.language_model, slots, prefixes)
-        self.budget = self._cache.budget
-        # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
-        # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
+        self.cache = SlotCache(model.language_model, slots, prefixes)
+        # Of each slot: the token to be fed; for recorded steps its position, the row's seed, how many numbers
+        # it has drawn, the offset of its rotary places, the token that was chosen, or BAD; and its
+        # `chosen_logprobs`.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
         self._counters = torch.zeros(5, slots, dtype=torch.int64, device=model.device)
-        self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
+        self._logprobs = torch.zeros(2, slots, device=model.device)
         self._running = False
-        self._spared = 0  # see SPARE_FROM
         self.stats = Stats()
         self.reset()
 
     @property
-    def prefixes(self) -> PrefixStore | None:
-        """Kept prefixes of this model; see `__init__`."""
-        return self._cache.prefixes
-
-    @prefixes.setter
-    def prefixes(self, store: PrefixStore | None) -> None:
-        self._cache.prefixes = store
-
-    @property
     def kv_cache_bytes(self) -> int:
         """Bytes of the cache as it is now."""
-        return kv.size_in_bytes(self._cache.kv_cache)
+        return kv.size_in_bytes(self.cache.kv_cache)
+
+    def counts(self) -> dict[str, float]:
+        """Seconds of each kind, decode steps, tiles encoded, tokens proposed and accepted, so far."""
+        stats, speculation = self.stats, self.speculation
+        counts = {"steps": stats.decode_steps, "tiles": stats.tiles_encoded}
+        return {**stats.seconds, **counts, "proposed": speculation.proposed, "accepted": speculation.accepted}
 
     @property
     def free(self) -> int:
@@ -149,12 +142,16 @@ class Scheduler:
 
     def reset(self) -> None:
         """Give up all requests and forget what the slots hold, as after an error or for other weights."""
-        self._cache.forget()
+        self.cache.forget()
         self._entered: deque[SlotRow] = deque()  # without a slot yet
         self._waiting: deque[SlotRow] = deque()  # in their slots, with positions to compute; the next first
         self._rows: list[SlotRow | None] = [None] * self.slots
         self._launched: deque[Chosen] = deque()
         self._events: list[NewTokens | RequestOutput] = []
+        self._forget_buffers()
+
+    def _forget_buffers(self) -> None:
+        """The cache gets other buffers, beside which views and recordings would keep the old ones."""
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._replay: tuple[kv.KVCache, tuple, Callable[[], None]] | None = None
         self._counted: list[tuple[SlotRow, int]] = []  # rows and positions that the counters stand at
@@ -175,20 +172,17 @@ class Scheduler:
             queue, drained = iter(requests), False
             while not (drained and self.idle):
                 while self.free and not drained:
-                    request = next(queue, None)
-                    if request is None:
+                    if (request := next(queue, None)) is None:
                         drained = True
-                    else:
-                        try:
-                            self.add(request)
-                        except REQUEST_ERRORS as error:
-                            self._events.append(self._failed(request.key, error))
+                        break
+                    try:
+                        self.add(request)
+                    except REQUEST_ERRORS as error:
+                        self._events.append(RequestOutput(request.key, [], "error", error=error))
                 self._compute_prompts()
                 if drained or not self.free:
                     self._decode()
-                for event in self._take_events():
-                    if isinstance(event, RequestOutput):
-                        yield event
+                yield from (event for event in self._take_events() if isinstance(event, RequestOutput))
         finally:
             self.reset()
             self._running = False
@@ -202,7 +196,15 @@ class Scheduler:
             raise ValueError(f"all {self.slots} slots are taken")
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
-            prompt, options = self._read(ready, ready.options)
+            options = ready.options
+            if replace(options, **ITS_OWN) != options:
+                raise ValueError(
+                    f"a request cannot have {', '.join(ITS_OWN)}: "
+                    "make one for each answer, and give the scheduler step and chunk"
+                )
+            options = with_overrides(options, {}, self.model.config.eos_token_ids)
+            inputs = ready.input_ids[None], ready.pixel_values, ready.pixel_attention_mask
+            prompt = read_prompt(self.model, *inputs, max_new_tokens=options.max_new_tokens)
         self.enter(request.key, prompt, options)
 
     def enter(self, key: Any, prompt: KeyedPrompt, options: GenerationOptions) -> SlotRow:
@@ -210,49 +212,17 @@ class Scheduler:
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
         self.speculation.begin(row)
-        self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        self._cache.reserve(row.room)
+        self._forget_buffers()
+        self.cache.reserve(row.room)
         self._entered.append(row)
-        self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
-        if self._spared >= SPARE_FROM:
-            self.give_back()
         return row
-
-    def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
-        """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
-        with suppress(CacheMemoryError):
-            self._cache.take_over(other._cache, prompt)
-
-    def compute_by(self, decode_step: DecodeStep | None, prefill_chunk: int | None) -> None:
-        """Go on with another step, and prompts in chunks of so many positions."""
-        self._chunk = prefill_chunk
-        if decode_step is not self._decode_step:
-            self._decode_step, self._replay = decode_step, None
-            self._step = step_of(decode_step, self.model.language_model)
-            self.speculation = Speculation(self._step, self.model)
-
-    def counts(self) -> dict[str, float]:
-        """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
-        accepted."""
-        stats, speculation = self.stats, self.speculation
-        counts = {"steps": stats.decode_steps, "tiles": stats.tiles_encoded}
-        return {**stats.seconds, **counts, "proposed": speculation.proposed, "accepted": speculation.accepted}
-
-    @property
-    def held(self) -> list[int]:
-        """Positions that each slot holds for prompts to come."""
-        return list(self._cache.filled)
-
-    @property
-    def _room(self) -> int:
-        """Positions that the requests in work need in a slot."""
-        return max((row.room for row in (*self._entered, *self._rows) if row is not None), default=0)
 
     def give_back(self) -> None:
         """Give back the memory of slots that a long request has grown and none in work needs. Where they hold
         more of a prompt, that part is computed again or taken from `prefixes`."""
-        self._spared, self._view, self._replay = 0, None, None
-        self._cache.shrink(self._room)
+        self._forget_buffers()
+        working = [row.room for row in (*self._entered, *self._rows) if row is not None]
+        self.cache.shrink(max(working, default=0))
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
@@ -274,7 +244,7 @@ class Scheduler:
                 self._entered.remove(row)
             if row in self._rows:
                 # A partly prefilled prompt has no logits yet, so its cache is checked for NaN.
-                self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
+                self._leave(row, kept=row.launched > 0 or self.cache.is_finite(row.slot))
             row.stop_reason = row.stop_reason or "cancelled"
         self._events = [event for event in self._events if not (found and event.key == key)]
         self.stats.cancelled += bool(found)
@@ -286,64 +256,49 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ prompts
 
-    def _read(self, request: Request, options: GenerationOptions) -> tuple[KeyedPrompt, GenerationOptions]:
-        whole = (options.num_return_sequences, options.use_cache, options.decode_step, options.prefill_chunk)
-        if whole != (1, True, None, None):
-            raise ValueError(
-                "a request cannot have num_return_sequences, use_cache, decode_step or prefill_chunk: "
-                "make one for each answer, and give the scheduler step and chunk"
-            )
-        options = with_overrides(options, {}, self.model.config.eos_token_ids)
-        inputs = request.input_ids[None], request.pixel_values, request.pixel_attention_mask
-        return read_prompt(self.model, *inputs, max_new_tokens=options.max_new_tokens), options
-
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
         first token."""
-        fresh: list[tuple[list[SlotRow], Tensor]] = []
+        complete, last = list[SlotRow](), list[Tensor]()
         while self._entered or self._waiting:
             while self._entered and None in self._rows and self._place(self._entered[0]):
                 self._entered.popleft()
             if not self._waiting:  # what has entered waits for the tokens of rows at their limit
                 break
-            if self._chunk is None:
+            if self.chunk is None:
                 for row in list(self._waiting):
                     self._encode(row, None)
-                passes = [(rows, [row.upcoming for row in rows]) for rows in self._groups()]
+                passes = self._groups()
             else:
                 head = self._waiting[0]
                 self._waiting.rotate(-1)
-                passes = [] if self._encode(head, 1) else [self._chunk_of(head)]
-            for rows, lengths in passes:
+                passes = [] if self._encode(head, 1) else [one for one in self._groups() if head in one]
+            for rows in passes:
                 with self._timed("prefill"):
-                    logits = self._prefill(rows, lengths)
-                complete = [index for index, row in enumerate(rows) if row.embeds is None]
-                for index in complete:
+                    logits = self._prefill(rows)
+                ends = [index for index, row in enumerate(rows) if row.embeds is None]
+                for index in ends:
                     self._waiting.remove(rows[index])
-                if complete:
-                    last = logits if len(complete) == len(rows) else logits[complete]
-                    fresh.append(([rows[index] for index in complete], last))
-            if self._chunk is not None:
+                    complete.append(rows[index])
+                last.append(logits if len(ends) == len(rows) else logits[ends])
+            if self.chunk is not None:
                 break
-        if fresh:
+        if complete:
             with self._timed("prefill"):
-                self._launch(
-                    [row for rows, _ in fresh for row in rows], torch.cat([last for _, last in fresh])
-                )
+                self._launch(complete, torch.cat(last))
                 self._collect(self._lag)
 
     def _place(self, row: SlotRow) -> bool:
         """Give a prompt a free slot, with what it shares with others; False if it waits to share what is
         still to be computed."""
-        found, worth = self._cache.find(row.prompt), row.prompt.worth_sharing
-        others = (self._cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
-        coming = max(others, default=0)
-        if worth(max(found.ready), coming) and worth(found.stored.end, coming):
+        found, worth = self.cache.find(row.prompt), row.prompt.worth_sharing
+        others = (self.cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
+        if worth(max(*found.ready, found.stored.end), max(others, default=0)):
             return False
         free = [slot for slot, other in enumerate(self._rows) if other is None]
-        row.slot, row.reused = self._cache.take(row.prompt, found, free)
+        row.slot, row.reused = self.cache.take(row.prompt, found, free)
         row.part, _ = first_part(row.prompt, row.reused)
-        row.start, self._rows[row.slot], row.stops = row.reused, row, self._cache.stops(row.prompt)
+        row.start, self._rows[row.slot], row.stops = row.reused, row, self.cache.stops(row.prompt)
         self._waiting.append(row)
         return True
 
@@ -377,63 +332,42 @@ class Scheduler:
                 groups.append([row])
         return groups
 
-    def _chunk_of(self, head: SlotRow) -> tuple[list[SlotRow], list[int]]:
-        """What is computed next of a prompt, or all of several short ones with it."""
-        assert self._chunk is not None
-        rows = next(rows for rows in self._groups() if head in rows)
-        return rows, [min(row.upcoming, self._chunk) for row in rows]
-
     def _together(self, rows: list[SlotRow]) -> bool:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
-        lengths = [row.upcoming for row in rows]
-        large = self._limits.large if self._chunk is None else min(self._chunk, self._limits.large)
+        lengths, large = [row.upcoming for row in rows], min(self.chunk or self._large, self._large)
         if self._step.alone:
             return sum(lengths) <= large
         padded, end = len(rows) * max(lengths), max(row.start for row in rows) + max(lengths)
-        if padded > large or end > self._cache.capacity:
+        if padded > large or end > self.cache.capacity:
             return False
-        return padded <= self._limits.small or padded <= PADDED_AT_MOST * sum(lengths)
+        return padded <= self._small or padded <= PADDED_AT_MOST * sum(lengths)
 
-    def _prefill(self, rows: list[SlotRow], lengths: list[int]) -> Tensor:
-        """One pass over the next `lengths` positions of rows in neighbouring slots: logits (k, V) of the last
-        of each."""
-        longest, starts = max(lengths), [row.start for row in rows]
-        embeds = [
-            row.embeds[:, :length]
-            for row, length in zip(rows, lengths, strict=True)
-            if row.embeds is not None
-        ]
-        width = max(one.shape[2] for one in embeds)  # more where layers get features of images, too
-        x = torch.cat([F.pad(one, (0, width - one.shape[2], 0, longest - one.shape[1])) for one in embeds])
-        start_pos = kv.per_row(starts, x.device)
-        end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
-        cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
+    def _prefill(self, rows: list[SlotRow]) -> Tensor:
+        """One pass over the next positions of rows in neighbouring slots: logits (k, V) of their last."""
+        lengths = [min(row.upcoming, self.chunk or row.upcoming) for row in rows]
+        starts, longest = [row.start for row in rows], max(lengths)
+        embeds = [row.embeds[0, :length] for row, length in zip(rows, lengths) if row.embeds is not None]
+        width = max(one.shape[1] for one in embeds)  # more where layers get features of images, too
+        x = torch.stack([F.pad(one, (0, width - one.shape[1], 0, longest - len(one))) for one in embeds])
+        every = [row.prompt.places for row in rows]
+        ahead = [own[:, row.start :][:, :longest] for row, own in zip(rows, every) if own is not None]
+        places = [F.pad(own, (0, longest - own.shape[1])) for own in ahead]  # (3, longest) of each row
+        turned_by = kv.to_device(torch.stack(places, 1), x.device) if places else None
+        end = min(max(starts) + longest, self.cache.capacity)  # no more than that is real
+        cache = kv.view(self.cache.kv_cache, end, rows[0].slot, len(rows))
         for row in rows:
-            self._cache.compute(row.slot)
-        logits = self._step.prefill(x, lengths, cache, start_pos, self._places(rows, longest))
+            self.cache.compute(row.slot)
+        logits = self._step.prefill(x, lengths, cache, kv.per_row(starts, x.device), turned_by)
         for row, length in zip(rows, lengths, strict=True):
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
             row.start += length
-            self._cache.compute(row.slot, min(row.start, row.length))
+            self.cache.compute(row.slot, min(row.start, row.length))
             if row.start in row.stops:
-                self._cache.keep(row.slot, row.start)
+                self.cache.keep(row.slot, row.start)
             self.stats.prefilled += length
             self.stats.reused += row.reused if row.start == row.length else 0
         return logits
-
-    def _places(self, rows: list[SlotRow], length: int) -> Tensor | None:
-        """Rotary places (3, k, length) of rows from `start` on, where they are not the slots."""
-        own = [row.prompt.places for row in rows]
-        next_ones = [
-            places[:, row.start : row.start + length]
-            for row, places in zip(rows, own, strict=True)
-            if places is not None
-        ]
-        if not next_ones:
-            return None
-        padded = [F.pad(one, (0, length - one.shape[1])) for one in next_ones]
-        return kv.to_device(torch.stack(padded, 1), self.model.device)
 
     # ------------------------------------------------------------------------------------------- tokens
 
@@ -446,75 +380,58 @@ class Scheduler:
         """The logits of sequences that might come next in a row: `generation.score.Ahead`."""
         assert isinstance(row, SlotRow), "whatever chooses here has a slot"
         start = row.length + len(row.tokens)
-        return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
+        return look_ahead(self._step, self.cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
 
     def _decode(self) -> None:
         """One step for all rows that decode; without any, what is under way is read."""
-        if any(row is not None and row.position == self._cache.capacity for row in self._rows):
+        if any(row is not None and row.position == self.cache.capacity for row in self._rows):
             self._collect(0)  # it has ended, and its slot has no place for a token in vain
         self._compact()
         rows = [row for row in self._rows if row is not None and row.decodes]
         if not rows:
             self._collect(0)
             return
-        began = time.perf_counter()
-        span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
-        for row in rows:
-            self._cache.compute(row.slot)
-        positions = [self._place_of(row) for row in span]
-        self.stats.decode_steps += 1
-        proposals: list[list[int]] = []
-        if any(row.proposer is not None for row in rows):
-            free = self._cache.capacity - 1 - max(positions)
-            proposals = [ids[:free] for ids in self.speculation.propose(rows)]
-        if any(proposals):
-            self._several(rows, span, positions, proposals)
-        else:
-            self._one_token(rows, span, positions, proposals)
-        self._collect(self._lag)
-        self.stats.seconds["decode"] += time.perf_counter() - began
+        with self._timed("decode"):
+            span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
+            for row in rows:
+                self.cache.compute(row.slot)
+            positions = [self._place_of(row) for row in span]
+            self.stats.decode_steps += 1
+            proposals: list[list[int]] = []
+            if any(row.proposer or row.constraint for row in rows):
+                proposals = self.speculation.propose(rows, self.cache.capacity - 1 - max(positions))
+            if any(proposals):
+                self._several(rows, span, positions, proposals)
+            elif self._step.records and all(row.params == rows[0].params and row.plain for row in rows):
+                self._recorded(rows, span, positions)
+            else:
+                self._one_token(rows, span, positions)
+            self._collect(self._lag)
 
     @property
     def _lag(self) -> int:
         """Steps whose tokens may be unread: none where these say what is proposed or allowed next."""
-        if not self.lag:
-            return 0
-        rows = (row for row in self._rows if row is not None)
-        return 0 if any(row.proposer or row.constraint for row in rows) else self.lag
+        held = any(row is not None and (row.proposer or row.constraint) for row in self._rows)
+        return 0 if held else self.lag
 
-    def _one_token(
-        self, rows: list[SlotRow], span: list[SlotRow], positions: list[int], proposals: list[list[int]]
-    ) -> None:
-        """A step of the first slots, `span`, of which `rows` decode; `proposals` are empty."""
-        params, count = rows[0].params, len(span)
-        record = self._step.records and all(row.params == params and row.plain for row in rows)
-        alike = len({(position, row.prompt.offset) for position, row in zip(positions, span)}) == 1
-        if not record and alike:
-            start_pos: int | Tensor = positions[0]
-            offset: int | Tensor = span[0].prompt.offset
-            self._counted = []
-        else:
-            self._count(span, positions)
-            start_pos = self._counters[0, :count]
-            offset = 0 if all(row.prompt.places is None for row in span) else self._counters[3, :count]
+    def _place_of(self, row: SlotRow) -> int:
+        """The position that a step writes in a row's slot. An idle row between active ones is fed a dummy
+        token at its next free position."""
+        if row.decodes:
+            return row.position
+        place = row.position if row.launched else row.start
+        self.cache.filled[row.slot] = min(self.cache.filled[row.slot], place)
+        return place
+
+    def _one_token(self, rows: list[SlotRow], span: list[SlotRow], positions: list[int]) -> None:
+        """A step of the first slots, `span`, of which `rows` decode."""
+        device, count = self.model.device, len(span)
+        start_pos = kv.per_row(positions, device)
+        offset = kv.per_row([row.prompt.offset for row in span], device)
         cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
-        tokens = self._tokens[:count]
-        if record:
-            confident = any(row.options.confidence for row in rows)
-            self._recorded(count, cache, params, confident, offset)()
-            slots = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
-            chosen = self._logprobs[:, slots].clone() if confident else None
-            ids = self._counters[4, slots].clone()
-            self._launched.append(Chosen(rows, tokens, ids, chosen=chosen).send())
-        else:
-            logits = self._step(tokens, cache, start_pos, offset)
-            if proposals:
-                self.speculation.observe(rows, proposals)
-            if not isinstance(start_pos, int):
-                self._counters[0:3:2, :count] += 1
-            if len(rows) < count:
-                logits = logits[self._index([row.slot for row in rows])]
-            self._launch(rows, logits)
+        logits = self._step(self._tokens[:count], cache, start_pos, offset)
+        self._counted = []
+        self._launch(rows, logits if len(rows) == count else logits[self._index(rows)])
 
     def _several(
         self, rows: list[SlotRow], span: list[SlotRow], positions: list[int], proposals: list[list[int]]
@@ -525,67 +442,57 @@ class Scheduler:
         alike = min(positions) == max(positions)
         cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
-        self.speculation.observe(rows, proposals)
         self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._choose)
         self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])
-        self._tokens[self._index([row.slot for row in rows])] = kv.to_device(last, self.model.device)
+        self._tokens[self._index(rows)] = kv.to_device(last, self.model.device)
         for row in rows:
             self._report(row)
 
-    def _place_of(self, row: SlotRow) -> int:
-        """The position that a step writes in a row's slot. An idle row between active ones is fed a dummy
-        token at its next free position."""
-        if row.decodes:
-            return row.position
-        place = row.position if row.launched else row.start
-        self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
-        return place
-
-    def _count(self, span: list[SlotRow], positions: list[int]) -> None:
-        """Have the counters of these rows on the device, which counts on by itself while rows stay."""
+    def _recorded(self, rows: list[SlotRow], span: list[SlotRow], positions: list[int]) -> None:
+        """`_one_token` with its choice in one recording, for rows that choose alike."""
+        count, params = len(span), rows[0].params
+        confident = any(row.options.confidence for row in rows)
+        placed = any(row.prompt.places is not None for row in span)
+        tokens, counters = self._tokens[:count], self._counters[:, :count]
+        logprobs = self._logprobs[:, :count]
+        # The device counts on by itself while rows stay.
         if self._counted != list(zip(span, positions)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
-            offsets = [row.prompt.offset for row in span]
-            counters = torch.tensor([positions, seeds, [row.launched for row in span], offsets])
-            self._counters[:4, : len(span)] = kv.to_device(counters, self.model.device)
+            launched, offsets = [row.launched for row in span], [row.prompt.offset for row in span]
+            numbers = torch.tensor([positions, seeds, launched, offsets])
+            counters[:4] = kv.to_device(numbers, self.model.device)
         self._counted = [(row, position + 1) for row, position in zip(span, positions)]
+        cache, key = self._view_of(count, max(positions) + 1), (params, confident, placed)
+        if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
+            choice = recordable(tokens, counters, params, logprobs if confident else None)
+            state = [self._tokens, self._counters, self._logprobs]
+            offset = counters[3] if placed else None
+            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, *key), offset)
+            self._replay = cache, key, replay
+        self._replay[2]()
+        own = slice(count) if len(rows) == count else self._index(rows)
+        notes = Notes(logprobs[:, own].clone()) if confident else None
+        self._launched.append(Chosen(rows, tokens, counters[4, own].clone(), notes=notes).send())
 
     def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
         """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
-        capacity = self._cache.capacity
-        length = capacity if longest is None else kv.view_length(longest, self._cache.kv_cache)
+        capacity = self.cache.capacity
+        length = capacity if longest is None else min(kv.round_up(longest, VIEW_STEP), capacity)
         wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
-            self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, count))
+            self._view = (wanted, kv.view(self.cache.kv_cache, length, 0, count))
         return self._view[1]
-
-    def _recorded(
-        self, count: int, cache: kv.KVCache, params: SamplingParams, confident: bool, offset: int | Tensor
-    ) -> Callable[[], None]:
-        """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
-        offsets = offset if isinstance(offset, Tensor) else None
-        key = (params, confident, offsets is None)
-        if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
-            tokens, counters = self._tokens[:count], self._counters[:, :count]
-            choice = recordable(tokens, counters, params, self._logprobs[:, :count] if confident else None)
-            state = [self._tokens, self._counters, self._logprobs]
-            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, *key), offsets)
-            self._replay = cache, key, replay
-        return self._replay[2]
 
     def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:
         """Choose the next token of each row, logits (k, V), without waiting for it."""
         chosen = self._choose(rows, logits)
-        slots = [row.slot for row in rows]
-        if slots == list(range(len(slots))):
-            self._tokens[: len(slots)] = chosen.token
-        else:
-            self._tokens[self._index(slots)] = chosen.token
+        first = [row.slot for row in rows] == list(range(len(rows)))
+        self._tokens[slice(len(rows)) if first else self._index(rows)] = chosen.token
         self._launched.append(chosen.send())
 
-    def _index(self, numbers: list[int]) -> Tensor:
-        return kv.to_device(torch.tensor(numbers), self.model.device)
+    def _index(self, rows: list[SlotRow]) -> Tensor:
+        return kv.to_device(torch.tensor([row.slot for row in rows]), self.model.device)
 
     # --------------------------------------------------------------------------------------------- ends
 
@@ -603,21 +510,17 @@ class Scheduler:
         """Say what is new of a row, whose slot is free at its end."""
         if row.error is not None:
             self._leave(row, kept=False)
-            self._events.append(self._failed(row.key, row.error))
+            self._events.append(RequestOutput(row.key, [], "error", error=row.error))
             return
-        reports = None if row.options.logprobs is None else row.report.tokens[row.told :]
-        self._events.append(NewTokens(row.key, row.tokens[row.told :], reports, row.reused))
+        new, logprobs = row.tokens[row.told :], row.logprobs and row.logprobs[row.told :]
+        self._events.append(NewTokens(row.key, new, logprobs, row.reused))
         row.told = len(row.tokens)
         if row.stop_reason:
             self._leave(row)
-            self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
-            confidence = row.confidence if row.options.confidence else None
             counts = row.stop_reason, row.length, row.reused
-            reports = None if row.options.logprobs is None else row.report.tokens
-            self._events.append(
-                RequestOutput(row.key, row.tokens, *counts, confidence, row.decision, reports)
-            )
+            said = row.confidence, row.decision, row.logprobs
+            self._events.append(RequestOutput(row.key, row.tokens, *counts, *said))
 
     def _leave(self, row: SlotRow, kept: bool = True) -> None:
         """Give a row's slot to others, with what was computed for it."""
@@ -625,13 +528,9 @@ class Scheduler:
         if row in self._waiting:
             self._waiting.remove(row)
         if kept:
-            self._cache.put(row.slot, row.prompt, row.tokens)
+            self.cache.put(row.slot, row.prompt, row.tokens)
         else:
-            self._cache.drop(row.slot)
-
-    def _failed(self, key: Any, error: Exception) -> RequestOutput:
-        self.stats.failed += 1
-        return RequestOutput(key, [], "error", error=error)
+            self.cache.drop(row.slot)
 
     def _compact(self) -> None:
         """Move rows that decode from the last slots into free ones before them."""
@@ -642,7 +541,7 @@ class Scheduler:
             if None not in self._rows[:source]:
                 return
             target = self._rows.index(None)
-            self._cache.move(source, target, row.position)
+            self.cache.move(source, target, row.position)
             self._tokens[target] = self._tokens[source]
             row.slot, self._rows[target], self._rows[source] = target, row, None
 

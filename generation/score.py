@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import CachePosition, KVCache
-from generation.sampling import Chosen, Decision, Row, choose, keep, sample, uniforms
+from generation.draws import sample, uniforms
+from generation.kv_cache import KVCache
+from generation.sampling import Chosen, Row, choose, keep
 from generation.steps import Step
 
 AHEAD_BYTES = 128 * 2**20  # of copies of a row at a time; one is always made
@@ -38,23 +39,37 @@ Ahead = Callable[[Row, Sequence[Ids]], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
+class Decision:
+    """Which of several answers was chosen, by its place, and the natural logarithm of the probability that
+    the model itself gives to each as a whole, its end included."""
+
+    chosen: int
+    logprobs: tuple[float, ...]
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Among these answers: they add up to 1."""
+        shares = [math.exp(one - max(self.logprobs)) for one in self.logprobs]
+        return [share / math.fsum(shares) for share in shares]
+
+    @property
+    def mass(self) -> float:
+        """The probability that the model's answer would have been one of them."""
+        return min(1.0, math.fsum(map(math.exp, self.logprobs)))
+
+
+@dataclass(frozen=True)
 class Choices:
     """Makes the constraint of each answer: `GenerationOptions.constraint`.
 
     answers: of each the token ids, its stop token included; no two alike. stop_ids: all that end an answer.
-    found: log-probabilities of all answers, by the prompt's length and the tokens before them.
     """
 
     answers: tuple[Ids, ...]
     stop_ids: Ids
-    found: dict[Ids, tuple[float, ...]] | None = field(default=None, compare=False)
 
     def __call__(self) -> Choice:
         return Choice(self)
-
-    def of_one_prompt(self) -> Choices:
-        """The same for several answers to one prompt, for all of which the choices are scored once."""
-        return replace(self, found={})
 
 
 class Choice:
@@ -72,17 +87,14 @@ class Choice:
 
     def decide(self, row: Row, logits: Tensor, ahead: Ahead) -> None:
         """Choose one of the answers, from the logits (V,) of its first token."""
-        choices, key = self._choices, (len(row.prompt_ids), *row.tokens)
-        found = {} if choices.found is None else choices.found
-        if key not in found:
-            found[key] = log_probabilities(choices, logits, lambda said: ahead(row, said))
+        found = log_probabilities(self._choices, logits, lambda said: ahead(row, said))
         params = replace(row.params, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
         uniform = None
         if not params.greedy:
             uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
-        scores = torch.tensor([found[key]])
-        self.decision = Decision(int(sample(scores, params, uniform)), found[key])
-        self._forced = list(choices.answers[self.decision.chosen])
+        scores = torch.tensor([found])
+        self.decision = Decision(int(sample(scores, params, uniform)), found)
+        self._forced = list(self._choices.answers[self.decision.chosen])
         if not math.isfinite(scores.logsumexp(-1).item()):
             logits.fill_(math.nan)  # the row's error, as for any other logits
 
@@ -111,16 +123,15 @@ def decide(rows: Iterable[Row], logits: Tensor, ahead: Ahead) -> None:
 
 
 def choose_answers(
-    step: Step, rows: Sequence[Row], position: CachePosition
+    step: Step, rows: Sequence[Row], kv_cache: KVCache, starts: Sequence[int], offsets: Sequence[int]
 ) -> Callable[[Sequence[Row], Tensor], Chosen]:
-    """`sampling.choose` for these rows of a cache, which may come to a choice among answers."""
+    """`sampling.choose` for these rows of a cache, which may come to a choice among answers, by the lengths
+    of their prompts."""
 
     def ahead(row: Row, said: Sequence[Ids]) -> Iterator[Tensor]:
         number = rows.index(row)
-        start, offset = (
-            at if isinstance(at, int) else int(at[number]) for at in (position.start_pos, position.offset)
-        )
-        return look_ahead(step, position.kv_cache, number, start, offset, said)
+        start, offset = starts[number] + len(row.tokens), offsets[number]
+        return look_ahead(step, kv_cache, number, start, offset, said)
 
     def choose_all(rows: Sequence[Row], logits: Tensor) -> Chosen:
         decide(rows, logits, ahead)

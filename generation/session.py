@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
-from threading import RLock
 
 from torch import Tensor
 
@@ -24,12 +22,13 @@ from generation import kv_cache as kv
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
 from generation.memory import check_fits
-from generation.options import CacheMemoryError, GenerationOptions, with_overrides
+from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream, column_of, fields_of, pad_id
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
 from generation.requests import SlotRow, each_answer
 from generation.scheduler import Scheduler
+from generation.steps import Step
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class SessionOutput(PrefixReuse, GenerationOutput):
 
 
 class Session:
-    """See the module's docstring. A session answers one prompt at a time: threads that share it wait for one
-    another's answer, or for the next token of a streamed one.
+    """See the module's docstring. A session answers one prompt at a time, of one thread.
 
     You may give up an answer at any token (a closed stream, Ctrl-C): the session knows what is in its cache,
     and the next prompt reuses as much of it as it shares. Call `reset` (and the feature cache's `clear`) when
@@ -66,8 +64,8 @@ class Session:
         feature_cache: of this model, possibly shared with other sessions; None keeps no features.
         prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
 
-    Several answers to one prompt take as many slots, for as long as they are made. `reuse` is about the last
-    prompt, from its first token on.
+    Several answers to one prompt take as many slots; where their number or the step changes, the cache begins
+    anew. `reuse` is about the last prompt, from its first token on.
     """
 
     def __init__(
@@ -81,14 +79,12 @@ class Session:
         self.model = model
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self._prefixes = prefixes
-        self._lock = RLock()  # held while anything here changes
-        self._scheduler: Scheduler | None = None
         self.reset()
 
     @property
     def held(self) -> int:
         """Positions in the cache that the next prompt may share."""
-        return max(self._scheduler.held, default=0) if self._scheduler else 0
+        return max(self._scheduler.cache.filled) if self._scheduler else 0
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -96,16 +92,10 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
-        with self._lock:
-            self._scheduler = None
-            self._rows: list[SlotRow] = []  # of the last answer
-            self.reuse: PrefixReuse | None = None
-
-    def _end_answer(self) -> None:
-        rows, self._rows = self._rows, []
-        for row in rows:
-            if self._scheduler is not None:
-                self._scheduler.cancel(row.key)
+        self._scheduler: Scheduler | None = None
+        self._made: tuple[int, Step | None] | None = None  # slots and step of the scheduler
+        self._rows: list[SlotRow] = []  # of the last answer
+        self.reuse: PrefixReuse | None = None
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
@@ -113,8 +103,7 @@ class Session:
 
     def generate_detailed(self, *inputs, **inputs_and_options) -> SessionOutput:
         """`generate`, with what was saved, stop reasons, timings and sizes. Takes the same arguments."""
-        with self._lock:
-            output = self.generate_stream(*inputs, **inputs_and_options).drain()
+        output = self.generate_stream(*inputs, **inputs_and_options).drain()
         assert isinstance(output, SessionOutput)
         return output
 
@@ -136,11 +125,6 @@ class Session:
         options = with_overrides(options, overrides, self.model.config.eos_token_ids)
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
         prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
-        self._check(prompt, options)
-        return TokenStream(self._locked(self._answer(prompt, options)))
-
-    def _check(self, prompt: KeyedPrompt, options: GenerationOptions) -> None:
-        """Refuse what cannot be answered."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
@@ -148,49 +132,22 @@ class Session:
         needed = kv.bytes_for(self.model.language_model, options.num_return_sequences, positions)
         sizes = f"{options.num_return_sequences} x {positions}"
         check_fits(sizes, needed, self.model.device, self.kv_cache_bytes)
-
-    def _locked(
-        self, steps: Generator[Tensor, None, SessionOutput]
-    ) -> Generator[Tensor, None, SessionOutput]:
-        """The same steps, each with the lock held: another thread may take its turn between two tokens."""
-        try:
-            while True:
-                with self._lock:
-                    try:
-                        token = next(steps)
-                    except StopIteration as end:
-                        return end.value
-                yield token
-        finally:
-            with self._lock:
-                steps.close()
-
-    def _ready(self, slots: int, options: GenerationOptions, prompt: KeyedPrompt) -> Scheduler:
-        """The scheduler, with so many slots and what the options say of how it computes."""
-        self._end_answer()
-        step = options.decode_step
-        make = partial(Scheduler, self.model, slots, step, self.feature_cache, prefixes=self._prefixes)
-        if self._scheduler is None:
-            self._scheduler = make()
-        elif self._scheduler.slots != slots:
-            try:
-                scheduler = make()
-                scheduler.take_over(self._scheduler, prompt)
-                self._scheduler = scheduler
-            except CacheMemoryError:  # not both at once
-                self._scheduler = None
-                self._scheduler = make()
-        self._scheduler.compute_by(step, options.prefill_chunk)
-        return self._scheduler
+        return TokenStream(self._answer(prompt, options))
 
     def _answer(
         self, prompt: KeyedPrompt, options: GenerationOptions
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids of the answers."""
-        scheduler = self._ready(options.num_return_sequences, options, prompt)
-        self.reuse, tiles = None, len(prompt.items)
-        rows = [scheduler.enter(number, prompt, own) for number, own in enumerate(each_answer(options))]
-        self._rows, length = rows, len(prompt)
+        self._end_answer()
+        made = options.num_return_sequences, options.decode_step
+        if made != self._made or self._scheduler is None:
+            self._scheduler = None  # its memory is free before the next one's is taken
+            self._scheduler = Scheduler(self.model, *made, self.feature_cache, prefixes=self._prefixes)
+            self._made = made
+        scheduler, self.reuse = self._scheduler, None
+        scheduler.chunk = options.prefill_chunk
+        self._rows = rows = [scheduler.enter(n, prompt, own) for n, own in enumerate(each_answer(options))]
+        length, tiles = len(prompt), len(prompt.items)
         del prompt
         try:
             before = scheduler.counts()
@@ -207,7 +164,11 @@ class Session:
                 if count == max(len(row.tokens) for row in rows):
                     break
                 yield column_of(rows, count, pad)
-                self._check_current(rows)
+                if self._rows is not rows:
+                    raise ValueError(
+                        "this answer was unfinished when its session began another one or was reset: "
+                        "it cannot be resumed"
+                    )
                 count += 1
         finally:
             if self._rows is rows:
@@ -224,9 +185,8 @@ class Session:
             **vars(self.reuse),
         )
 
-    def _check_current(self, rows: list[SlotRow]) -> None:
-        if self._rows is not rows:
-            raise ValueError(
-                "this answer was unfinished when its session began another one or was reset: "
-                "it cannot be resumed"
-            )
+    def _end_answer(self) -> None:
+        rows, self._rows = self._rows, []
+        for row in rows:
+            if self._scheduler is not None:
+                self._scheduler.cancel(row.key)

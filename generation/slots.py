@@ -11,9 +11,8 @@ slots.drop(slot)                                    # zero what is not finite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation import memory
 from generation.keyed_prompts import KeyedPrompt
-from generation.kv_cache import STATE_WINDOW, KVCache, bytes_for
+from generation.kv_cache import STATE_WINDOW, KVCache
 from generation.options import CacheMemoryError
 from generation.prefix_store import Prefix, PrefixStore, is_finite
 from generation.protocol import Decoder
@@ -32,38 +31,7 @@ SNAPSHOTS = 4  # snapshots of states that a slot keeps
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
-class CacheBudget:
-    """The memory of a cache: `slots` rows of `positions` to begin with and of `context` at most."""
-
-    def __init__(self, language_model: Decoder, slots: int):
-        self._language_model, self.slots = language_model, slots
-        self.context = language_model.config.max_position_embeddings
-        self.positions = min(kv.STEP, self.context)
-        self.bytes_per_position = kv.bytes_per_position(language_model)
-        self._snapshots = 4 * SNAPSHOTS * snapshot_numbers(language_model.cache_layout) * slots
-
-    def size_in_bytes(self, positions: int) -> int:
-        """Bytes of slots of so many positions, and of their snapshots."""
-        return bytes_for(self._language_model, self.slots, positions) + self._snapshots
-
-    def check(self, positions: int, existing: int = 0) -> None:
-        """Raise CacheMemoryError if slots of so many positions are too large now, `existing` bytes of which
-        are there already."""
-        device = self._language_model.norm.weight.device
-        memory.check_fits(f"{self.slots} x {positions}", self.size_in_bytes(positions), device, existing)
-
-    def __str__(self) -> str:
-        begin, grown = (
-            f"{self.size_in_bytes(positions) / 2**20:.1f} MiB" for positions in (self.positions, self.context)
-        )
-        more = "" if self.positions == self.context else f", up to {grown} if they grow"
-        available = memory.available_bytes(self._language_model.norm.weight.device)
-        there = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
-        return f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {there} available"
-
-
-@dataclass(eq=False)
-class Found:
+class Found(NamedTuple):
     """Where the first positions of a prompt are held, by slot, and in the store.
 
     common: how many each slot has or is about to have, never all: the last one's logits are not kept.
@@ -72,12 +40,7 @@ class Found:
 
     common: list[int]
     ready: list[int]
-    look: Callable[[], Prefix]
-
-    @cached_property
-    def stored(self) -> Prefix:
-        """What the store has; it is asked once."""
-        return self.look()
+    stored: Prefix
 
 
 class SlotCache:
@@ -98,34 +61,19 @@ class SlotCache:
 
     def __init__(self, language_model: Decoder, count: int, prefixes: PrefixStore | None = None):
         self._language_model, self.count, self.prefixes = language_model, count, prefixes
-        self.budget = CacheBudget(language_model, count)
-        self.budget.check(self.budget.positions)
-        self.kv_cache: KVCache = []  # until the first `reserve`
-        self.filled, self._used = [0] * count, [0] * count  # _used: positions that were ever written to
+        self._device = language_model.norm.weight.device
+        self._context = language_model.config.max_position_embeddings
         self._states = kv.has_states(language_model.cache_layout)
+        self.kv_cache: KVCache = []  # until the first `reserve`
+        self._check(self._rounded(0))
         self.forget()
-        memory.register(self)
 
     @property
     def capacity(self) -> int:
         return kv.geometry(self.kv_cache).capacity if self.kv_cache else 0
 
-    @property
-    def unused_bytes(self) -> int:
-        """See `memory.register`; with room for snapshots that are not taken."""
-        if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
-            return 0
-        used = [min(self.capacity, most) for most in map(max, self._used, self.filled)]
-        taken = sum(bytes_for(self._language_model, 1, positions) for positions in used if positions)
-        return max(0, self.budget.size_in_bytes(self.capacity) - taken - self._snapshot_bytes)
-
-    @property
-    def _snapshot_bytes(self) -> int:
-        return sum({id(one): one.nbytes for kept in self.snapshots for one in kept.values()}.values())
-
     def forget(self) -> None:
         """Hold nothing any more; the memory stays."""
-        self._used = list(map(max, self._used, self.filled))
         self.filled = [0] * self.count  # positions of each slot that are computed
         # Of each slot, by position: what `states.restore` takes; and a position that its states stand at.
         self.snapshots: list[dict[int, Tensor]] = [{} for _ in range(self.count)]
@@ -135,14 +83,31 @@ class SlotCache:
 
     # -------------------------------------------------------------------------------------------- size
 
+    def __str__(self) -> str:
+        begin, grown = (f"{self._bytes(n) / 2**20:.1f} MiB" for n in (self._rounded(0), self._context))
+        more = "" if begin == grown else f", up to {grown} if they grow"
+        available = memory.available_bytes(self._device)
+        there = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
+        return (
+            f"{self.count} slots of {self._rounded(0)} positions: {begin} of cache{more}; {there} available"
+        )
+
+    def _bytes(self, positions: int) -> int:
+        """Bytes of slots of so many positions, and of their snapshots."""
+        snapshots = 4 * SNAPSHOTS * snapshot_numbers(self._language_model.cache_layout)
+        return kv.bytes_for(self._language_model, self.count, positions) + self.count * snapshots
+
+    def _rounded(self, needed: int) -> int:
+        """Positions of a slot that has room for so many."""
+        return min(max(kv.STEP, kv.round_up(needed, kv.STEP)), self._context)
+
     def reserve(self, needed: int) -> None:
         """Have `needed` positions in every slot. Raises CacheMemoryError if there is no memory for them."""
         if needed > self.capacity:
             wanted = self._rounded(needed)
             self._check(wanted)
             if self.kv_cache:
-                self._used = [self.capacity] * self.count  # copied, and so written
-                kv.grow(self.kv_cache, wanted, self.budget.context)
+                kv.resize(self.kv_cache, wanted)
             else:
                 self.kv_cache = kv.allocate_for(self._language_model, self.count, wanted)
         elif self.kv_cache and not kv.even(self.kv_cache):  # after a growth that could not be undone
@@ -152,21 +117,14 @@ class SlotCache:
     def _check(self, positions: int) -> None:
         """Raise CacheMemoryError if there is no memory, not even where kept prefixes lie: who asks now comes
         before who may ask again."""
-        on_cpu = self._language_model.norm.weight.device.type == "cpu"
+        wanted = f"{self.count} x {positions}", self._bytes(positions), self._device
         while True:
             try:
-                return self.budget.check(positions, kv.size_in_bytes(self.kv_cache) + self._snapshot_bytes)
+                return memory.check_fits(*wanted, kv.size_in_bytes(self.kv_cache))
             except CacheMemoryError:
-                if not on_cpu or not self.prefixes or not self.prefixes.drop(keep=3 / 4):
+                on_cpu = self._device.type == "cpu"
+                if not on_cpu or self.prefixes is None or not self.prefixes.drop(keep=3 / 4):
                     raise
-
-    def _rounded(self, needed: int) -> int:
-        """Positions of a slot that has room for so many."""
-        return min(max(self.budget.positions, kv.round_up(needed, kv.STEP)), self.budget.context)
-
-    def spare(self, needed: int) -> bool:
-        """Whether half of each slot or more would do where so many positions are needed."""
-        return 2 * self._rounded(needed) <= self.capacity
 
     def shrink(self, needed: int) -> None:
         """Give back what lies after the first `needed` positions of each slot, or where slots began."""
@@ -176,7 +134,6 @@ class SlotCache:
                 self.snapshots[slot] = {at: states for at, states in kept.items() if at <= length}
             self._keys = self._keys[:, :length].clone()
             kv.resize(self.kv_cache, length)
-            self._used = [length] * self.count
 
     # ------------------------------------------------------------------------------ find, take, put, drop
 
@@ -188,24 +145,22 @@ class SlotCache:
         # The first of equal maxima.
         common = [min(shared, last) for shared in differs.to(torch.uint8).argmax(1).tolist()]
         ready = [self.resumed(slot, shared) for slot, shared in enumerate(common)]
-        prefixes = self.prefixes
-        return Found(
-            common,
-            ready,
-            lambda: Prefix([], 0) if prefixes is None else prefixes.find(keys, prompt.items, last),
-        )
+        stored = Prefix([], 0)
+        if self.prefixes is not None:
+            stored = self.prefixes.find(keys, prompt.items, last)
+        return Found(common, ready, stored)
 
     def take(self, prompt: KeyedPrompt, found: Found, free: Sequence[int]) -> tuple[int, int]:
         """Give a prompt one of the free slots, with what is held of its first positions: (slot, how many it
         has of them)."""
-        ready = found.ready
+        ready, worth = found.ready, prompt.worth_sharing
         source = max(range(self.count), key=ready.__getitem__)
         slot = max(free, key=ready.__getitem__)
-        if not prompt.worth_sharing(ready[slot], ready[source]):
+        if not worth(ready[slot], ready[source]):
             source = slot
         # In its own slot it costs nothing.
-        shared = ready[source] if source == slot or prompt.worth_sharing(0, ready[source]) else 0
-        self._hold(slot, prompt.keys, self, source, shared)
+        shared = ready[source] if source == slot or worth(0, ready[source]) else 0
+        self._hold(slot, prompt.keys, source, shared)
         if self.prefixes is not None and found.stored.end > shared:
             reached, states = self.prefixes.take(found.stored, self.kv_cache, slot, shared)
             if not self._states:
@@ -214,13 +169,6 @@ class SlotCache:
                 self.restore(slot, reached, states)
                 self.filled[slot] = reached
         return slot, self.filled[slot]
-
-    def take_over(self, other: SlotCache, prompt: KeyedPrompt) -> None:
-        """Hold in the first slot what a slot of another cache has of a prompt. Raises CacheMemoryError."""
-        ready = other.find(prompt).ready
-        if length := max(ready):
-            self.reserve(length)
-            self._hold(0, prompt.keys[:length], other, ready.index(length), length)
 
     def put(self, slot: int, prompt: KeyedPrompt, tokens: list[int]) -> None:
         """Hold a prompt, as far as it is computed, and the tokens after it, for prompts to come. The last
@@ -235,8 +183,7 @@ class SlotCache:
 
     def drop(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
-        self.filled[slot], self._used[slot] = 0, self.capacity
-        self.snapshots[slot], self._keys[slot] = {}, NO_KEY
+        self.filled[slot], self.snapshots[slot], self._keys[slot] = 0, {}, NO_KEY
         for layer in self.kv_cache:
             for tensor in layer.values():
                 tensor[slot].zero_()
@@ -254,24 +201,25 @@ class SlotCache:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
-        self.filled[target], self._states_at[target] = 0, None
-        kv.copy(*(kv.view(self.kv_cache, length, slot, 1) for slot in (source, target)))
+        self._copy(source, target, length)
         self._keys[target] = self._keys[source]
         self.snapshots[target] = dict(self.snapshots[source])
         self.filled[target], self._states_at[target] = self.filled[source], self._states_at[source]
 
-    def _hold(self, slot: int, keys: Tensor, other: SlotCache, source: int, shared: int) -> None:
-        """Have a slot be about keys (L,), whose first `shared` positions another slot holds, of this cache or
-        another one."""
-        at, snapshots = other._states_at[source], other.snapshots[source]
-        if other is not self or source != slot:
-            self.filled[slot], self._states_at[slot] = 0, None
-            kv.copy(kv.view(other.kv_cache, shared, source, 1), kv.view(self.kv_cache, shared, slot, 1))
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Copy positions, which the target holds once that is noted."""
+        self.filled[target], self._states_at[target] = 0, None
+        kv.copy(*(kv.view(self.kv_cache, length, slot, 1) for slot in (source, target)))
+
+    def _hold(self, slot: int, keys: Tensor, source: int, shared: int) -> None:
+        """Have a slot be about keys (L,), whose first `shared` positions another slot holds, or itself."""
+        at, snapshots = self._states_at[source], self.snapshots[source]
+        if source != slot:
+            self._copy(source, slot, shared)
         self.snapshots[slot] = {at: states for at, states in snapshots.items() if at <= shared}
         if self._states and shared and (at is None or at // STATE_WINDOW != shared // STATE_WINDOW):
             self.restore(slot, shared, self.snapshots[slot][shared])
         self._states_at[slot] = shared
-        self._used[slot] = max(self._used[slot], self.filled[slot])
         self.filled[slot] = min(self.filled[slot], shared)
         self._keys[slot, : len(keys)] = keys
         self._keys[slot, len(keys) :] = NO_KEY
@@ -306,13 +254,10 @@ class SlotCache:
         if end is not None:
             self.filled[slot] = max(self.filled[slot], end)
 
-    def keep(self, slot: int, position: int) -> None:
-        """Take a snapshot at a stop that a slot's row has just come to."""
-        self._keep(slot, position, snapshot(self.kv_cache, slot, position))
-
-    def _keep(self, slot: int, position: int, states: Tensor) -> None:
+    def keep(self, slot: int, position: int, states: Tensor | None = None) -> None:
+        """Keep the states at a position at which a slot's row stands."""
         kept = self.snapshots[slot]
-        kept[position] = states
+        kept[position] = snapshot(self.kv_cache, slot, position) if states is None else states
         if len(kept) > SNAPSHOTS:
             del kept[sorted(kept)[1]]
 
@@ -320,5 +265,5 @@ class SlotCache:
         """Have a slot's states at a position."""
         self._states_at[slot] = None
         restore(self.kv_cache, slot, position, states)
-        self._keep(slot, position, states)
+        self.keep(slot, position, states)
         self._states_at[slot] = position

@@ -3,7 +3,7 @@
     speculation = Speculation(step, model)
     speculation.begin(row)                             # its proposer, as its options say
     ...                                                # in place of a step, where there are proposals:
-    if any(proposals := speculation.propose(rows)):
+    if any(proposals := speculation.propose(rows, most=8)):
         logits = step.ragged(ids, kv_cache, starts)    # of each row's last token and its proposals
         speculation.verify(rows, proposals, logits)    # the rows have one token more each, or several
 
@@ -20,35 +20,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
+from operator import eq
 
 import torch
 from torch import Tensor
 
 from generation.kv_cache import STATE_WINDOW, has_states
 from generation.options import GenerationOptions
-from generation.protocol import Constraint, Proposer, VisionLanguage
+from generation.protocol import Proposer, VisionLanguage
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
 
 MOST = 8  # ids looked up at a time
 SIZES = (3, 2)  # of the n-grams that are looked up, the longest first
-
-
-class ForcedTokens(Proposer):
-    """Proposes what a constraint forces, which is always right, and else what `after` proposes."""
-
-    def __init__(self, constraint: Constraint, after: Proposer | None):
-        self._constraint, self._after, self._forced = constraint, after, False
-
-    def propose(self, new_ids: list[int]) -> list[int]:
-        ids = [] if self._after is None else self._after.propose(new_ids)
-        forced = self._constraint.forced()
-        self._forced = bool(forced) and ids[: len(forced)] != forced
-        return forced if self._forced else ids
-
-    def observe(self, proposed: int) -> None:
-        if self._after is not None:
-            self._after.observe(0 if self._forced else proposed)
 
 
 class PromptLookup(Proposer):
@@ -101,23 +86,21 @@ class LikelyLookup(PromptLookup):
         super().__init__(prompt_ids, image_token_id)
         self._speculation = speculation
         self._right = self._wrong = 1.0
-        self._proposed = 0  # ids in the last pass
+        self._last: list[int] = []  # proposed for the pass before
         self._unseen: list[int] = []  # new ids that were not looked up yet
 
-    def observe(self, proposed: int) -> None:
-        self._proposed = proposed
-
     def propose(self, new_ids: list[int]) -> list[int]:
-        if self._proposed:
-            right = len(new_ids) - 1
-            self._right = min(self.FORGETTING * self._right + right + 0.01, 2 * MOST)
-            self._wrong = self.FORGETTING * self._wrong + (right < self._proposed) + 0.01
-        self._unseen += new_ids
-        if not self._speculation.alone:
-            return []
-        ids, self._unseen = super().propose(self._unseen), []
-        share = self._right / (self._right + self._wrong)
-        return ids[: max(int(math.log(self.LIKELY) / math.log(share)), self.found == SIZES[0])]
+        if self._last:
+            agree = list(takewhile(bool, map(eq, new_ids, self._last)))
+            self._right = min(self.FORGETTING * self._right + len(agree) + 0.01, 2 * MOST)
+            wrong = len(agree) < min(len(new_ids), len(self._last))
+            self._wrong = self.FORGETTING * self._wrong + wrong + 0.01
+        self._unseen, self._last = self._unseen + new_ids, []
+        if self._speculation.alone:
+            ids, self._unseen = super().propose(self._unseen), []
+            share = self._right / (self._right + self._wrong)
+            self._last = ids[: max(int(math.log(self.LIKELY) / math.log(share)), self.found == SIZES[0])]
+        return self._last
 
 
 def looks_up(options: GenerationOptions, step: Step) -> bool:
@@ -137,39 +120,34 @@ class Speculation:
         self.alone = True  # whether the next pass is of one row
         self._step, self._image_token_id = step, model.config.image_token_id
         # A state takes back no more.
-        self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else None
+        self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else 2**31
 
     def begin(self, row: Row) -> None:
-        """Give a row its proposer: of what its constraint forces, and of what is looked up."""
-        options, step, inputs = row.options, self._step, (row.prompt_ids, self._image_token_id)
-        if not step.chunks:
-            return
-        proposer: Proposer | None = None
+        """Give a row what looks its tokens up, as its options say."""
+        options, inputs = row.options, (row.prompt_ids, self._image_token_id)
         if options.lookup == "on":
-            proposer = PromptLookup(*inputs)
-        elif looks_up(options, step):
-            proposer = LikelyLookup(*inputs, self)
-        row.proposer = proposer if row.constraint is None else ForcedTokens(row.constraint, proposer)
+            row.proposer = PromptLookup(*inputs)
+        elif looks_up(options, self._step):
+            row.proposer = LikelyLookup(*inputs, self)
 
-    def propose(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Ids that may follow in each row, none for most."""
+    def propose(self, rows: Sequence[Row], most: int) -> list[list[int]]:
+        """Ids that may follow in each row, at most so many, none for most rows: what its constraint forces,
+        which is always right, and else what is looked up."""
         self.alone = len(rows) == 1
-        return [self._ids_for(row)[: self._most] for row in rows]
+        proposals = [self._ids_for(row)[: min(most, self._most)] for row in rows]
+        self.proposed += sum(map(len, proposals))
+        return proposals
 
     def _ids_for(self, row: Row) -> list[int]:
-        if (proposer := row.proposer) is None:
-            return []
+        ids, proposer = list[int](), row.proposer
+        if proposer is not None:
+            new_ids, proposer.given = row.tokens[proposer.given :], len(row.tokens)
+            ids = proposer.propose(new_ids)
+        forced = [] if row.constraint is None else row.constraint.forced()
+        if ids[: len(forced)] != forced:
+            ids = forced
         # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
-        worth = row.options.max_new_tokens - len(row.tokens) - 1
-        new_ids, proposer.given = row.tokens[proposer.given :], len(row.tokens)
-        return proposer.propose(new_ids)[:worth]
-
-    def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]]) -> None:
-        """These are in the pass that comes next, or none."""
-        self.proposed += sum(map(len, proposals))
-        for row, ids in zip(rows, proposals, strict=True):
-            if row.proposer is not None:
-                row.proposer.observe(len(ids))
+        return ids[: row.options.max_new_tokens - len(row.tokens) - 1]
 
     def verify(
         self,

@@ -5,7 +5,7 @@
     logits = step(token_ids, kv_cache, start_pos)                  # (B, V)
 
 `Step` itself is the eager one, in PyTorch's own operations; `generation/fast/` has faster ones, which derive
-from it. The slow reference, without a cache, is here as well.
+from it. `UncachedStep` is the slow reference.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from torch import Tensor
 from generation.kv_cache import KVCache, geometry, has_states, per_row, to_device
 from generation.prompts import Prompt
 from generation.protocol import Decoder
-from generation.threads import eager_pass
-
-# (token ids, cache, start_pos), and the offset where it is not 0
-DecodeStep = Callable[..., Tensor]
 
 
 class Step:
@@ -30,14 +26,12 @@ class Step:
 
     same_bits: whether `chunk` gives, to the bit, the logits of single steps. A product of several positions
         may round otherwise than that of one.
-    chunks: whether it can run several positions of a row at once, so that proposed tokens are verified
-        together.
     alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
-    records: whether `bind` and `adopt` are worth it: what they give is recorded, and launched as a whole.
-    states: whether layers keep what does not forget, and so have to be told which positions are real.
+    records: whether `bind` is worth it: what it gives is recorded, and launched as a whole.
+    states: whether layers keep what does not forget, and so have to know which positions are real.
     """
 
-    same_bits, chunks, alone, records, states = False, True, False, False, False
+    same_bits, alone, records, states = False, False, False, False
 
     def __init__(self, language_model: Decoder):
         self._language_model = language_model
@@ -56,13 +50,11 @@ class Step:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
         return self._chunk(token_ids, kv_cache, start_pos, offset)
 
-    @eager_pass()
     def _chunk(self, token_ids, kv_cache, start_pos, offset, lengths: list[int] | None = None) -> Tensor:
         x = self._language_model.embed(token_ids)  # (B, T, D)
         at = {"start_pos": start_pos, "offset": offset, "lengths": lengths}
         return self._language_model.logits(self._language_model(x, kv_cache=kv_cache, **at)[0])
 
-    @eager_pass()
     def prefill(
         self,
         embeddings: Tensor,
@@ -93,20 +85,15 @@ class Step:
         starts: Sequence[int],
         offsets: Sequence[int],
     ) -> list[Tensor]:
-        """`chunk` of so many ids of each row from its own slot on, with its own offset: logits (n, V) of each
-        row."""
+        """`chunk` of the ids of each row from its own slot on, with its own offset: logits (n, V) of each."""
         lengths, device = list(map(len, token_ids)), geometry(kv_cache).device
         longest = max(lengths)
         padded = torch.tensor([[*ids, *[ids[-1]] * (longest - len(ids))] for ids in token_ids])
         start_pos, offset = (per_row(numbers, device) for numbers in (starts, offsets))
         inputs = (to_device(padded, device), kv_cache, start_pos, offset)
-        # What is in vain may be written to slots, but not into states.
+        # Padding may be written to slots, but not into states.
         logits = self._chunk(*inputs, lengths) if self.states else self.chunk(*inputs)
         return [row[: len(ids)] for row, ids in zip(logits, token_ids, strict=True)]
-
-    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
-        """A loop will decode on this cache, which has so many filled positions and will have `needed`. A step
-        that is bound to addresses may put other tensors into its dicts."""
 
     def bind(
         self,
@@ -118,7 +105,7 @@ class Step:
         key: tuple,
         offsets: Tensor | None = None,
     ) -> Callable[[], None]:
-        """What runs a step, and then `choose` with its logits (B, V), each time it is called.
+        """A function that runs a step, and then `choose` with its logits (B, V), each time it is called.
 
         Args:
             token, positions: (B, 1) ids and where they go, (B,): buffers that stay, read anew by each run.
@@ -133,52 +120,29 @@ class Step:
         return lambda: choose(self(token, kv_cache, positions, 0 if offsets is None else offsets))
 
 
-class FunctionStep(Step):
-    """A function in place of the single step, which knows nothing else."""
+class UncachedStep(Step):
+    """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
 
-    chunks = False
-
-    def __init__(self, function: DecodeStep, language_model: Decoder):
+    def __init__(self, language_model: Decoder, embed_prompt: Callable[[], Prompt]):
         super().__init__(language_model)
-        self._function = function
+        self._embed_prompt, self._new_ids = embed_prompt, list[Tensor]()
 
     def __call__(
         self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
     ) -> Tensor:
-        if isinstance(offset, int) and offset == 0:
-            return self._function(token_ids, kv_cache, start_pos)
-        return self._function(token_ids, kv_cache, start_pos, offset)
-
-
-def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
-    """The step of options or a scheduler: the eager one for None."""
-    if decode_step is None:
-        return Step(language_model)
-    return decode_step if isinstance(decode_step, Step) else FunctionStep(decode_step, language_model)
-
-
-def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> Step:
-    """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
-    new_ids: list[Tensor] = []
-
-    def step(
-        token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
-    ) -> Tensor:
-        new_ids.append(token_ids)
-        prompt, new = embed_prompt(), language_model.embed(torch.cat(new_ids, 1))  # (B, n, D)
-        count = new.shape[1]
-        new = F.pad(new, (0, prompt.embeddings.shape[2] - new.shape[2]))
+        self._new_ids.append(token_ids)
+        language_model, prompt = self._language_model, self._embed_prompt()
+        new = language_model.embed(torch.cat(self._new_ids, 1))  # (B, n, D)
+        count, device = new.shape[1], new.device
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
-        lengths = to_device(torch.tensor(prompt.lengths), x.device)
-        slots = lengths[:, None] + torch.arange(count, device=x.device)  # (B, n)
-        rows = torch.arange(x.shape[0], device=x.device)
-        x[rows[:, None], slots] = new  # after each row's real positions
+        slots = to_device(torch.tensor(prompt.lengths), device)[:, None] + torch.arange(count, device=device)
+        rows = torch.arange(len(x), device=device)
+        # After each row's real positions.
+        x[rows[:, None], slots] = F.pad(new, (0, x.shape[2] - new.shape[2]))
         places = None
         if prompt.places is not None:
             places = F.pad(prompt.places, (0, count))  # (3, B, L + n)
-            offsets = to_device(torch.tensor(prompt.offsets), x.device)
+            offsets = to_device(torch.tensor(prompt.offsets), device)
             places[:, rows[:, None], slots] = slots + offsets[:, None]
         hidden, _ = language_model(x, position_ids=places)
         return language_model.logits(hidden[rows, slots[:, -1]])
-
-    return FunctionStep(step, language_model)

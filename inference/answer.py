@@ -16,13 +16,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from data.processor import EncodedConversation
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.output import GenerationOutput, TokenStream
-from generation.sampling import Decision
+from generation.score import Decision
 from generation.session import Session
 from generation.speculation import looks_up
-from generation.steps import DecodeStep, Step
+from generation.steps import Step
 from inference.answer_text import AnswerText
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
@@ -109,16 +111,17 @@ def start(
         raise RequestError(error) from error
 
 
-def _in_session(options: GenerationOptions, step: DecodeStep | None) -> bool:
+def _in_session(options: GenerationOptions, step: Step | None) -> bool:
     """Whether a session answers faster than `model.generate`: it verifies proposed tokens together, and does
     not wait for steps that are recorded."""
-    ahead = isinstance(step, Step) and (step.records or looks_up(options, step))
+    ahead = step is not None and (step.records or looks_up(options, step))
     return ahead or options.constraint is not None or options.lookup == "on"
 
 
 def inputs_of(checkpoint: Checkpoint, row: EncodedConversation) -> dict[str, Any]:
     """What `generate` takes, of one prompt."""
-    return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
+    ids = torch.tensor([row.input_ids])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": row.parts}
 
 
 @dataclass

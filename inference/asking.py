@@ -9,10 +9,9 @@ import torch
 from data.processor import EncodedConversation
 from generation.options import GenerationOptions
 from generation.requests import Request, each_answer
-from generation.score import Choices
 from inference.checkpoint import Checkpoint, RequestError
 from inference.errors import ContextFullError
-from inference.thinking import Think, for_prompt, form_of, held_to
+from inference.thinking import Think, for_prompt, form_of
 
 
 def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
@@ -29,9 +28,7 @@ def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
         )
     if not options.use_cache:
         raise RequestError("choices need the cache: expected use_cache=True, got False")
-    assert isinstance(form.constraint, Choices), "others have no tokens"
-    form = replace(form, constraint=form.constraint.of_one_prompt())
-    return replace(held_to(options, form), max_new_tokens=form.tokens)
+    return replace(options, max_new_tokens=form.tokens)
 
 
 def requests_for(

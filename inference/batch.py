@@ -44,7 +44,6 @@ class Summary:
     failures: list[str] = field(default_factory=list)
     new_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    unused_keys: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         failed = len(self.failures)
@@ -96,7 +95,7 @@ class Batch:
         """
         files, count = self.files, self.options.num_return_sequences
         scheduler = open_scheduler(self.checkpoint, self.batch_size)
-        log(str(scheduler.budget))
+        log(str(scheduler.cache))
         summary = Summary(skipped=files.total - len(files.missing))
         bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
         with bar, files.results.appending() as write:
@@ -109,7 +108,6 @@ class Batch:
                 summary.answered += question.error is None
                 if question.error is not None:
                     summary.failures.append(f"{files.source.key} {question.key}: {record['error']}")
-                summary.unused_keys.update(passed_on(question.value).get("other", ()))
                 bar.update()
         files.results.compact(errors=True, ordered=True)
         summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds

@@ -98,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
     if len(summary.failures) > MOST_SHOWN:
         log(f"and {len(summary.failures) - MOST_SHOWN} more, each with its error in {args.out}")
     log(f"{summary}: {args.out}")
-    if summary.unused_keys:
-        log(f"unknown keys, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
     if args.stats:
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
         log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")

@@ -14,7 +14,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from urllib.request import url2pathname
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -36,9 +34,8 @@ from inference.conversation import Conversation
 from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import check_image_name, is_image_name, log
-from inference.printing import seen_at, stats_table
+from inference.printing import Aside, GreyText, seen_at, stats_table
 from inference.results import to_json
-from inference.terminal import Aside, GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean, for_terminal
 
@@ -81,9 +78,10 @@ class Chat:
 
     def show(self, image: Any, name: str) -> None:
         """Show an image or a video with the next question. Raises ImageError."""
-        visuals = [replace(one, name=name) for one in self.conversation.visuals(image)]
+        processor = self.conversation.checkpoint.processor
+        visuals = [replace(one, name=name) for one in processor.visuals(image)]
         again = name in {one.name for one in self.images}
-        if not again and (seen := seen_at(self.conversation.checkpoint.processor.images, visuals[0])):
+        if not again and (seen := seen_at(processor.images, visuals[0])):
             log(f"{name}: {seen}")
         self.images += visuals
 
@@ -265,7 +263,6 @@ def dropped(line: str) -> tuple[list[str], str]:
 def terminal_lines() -> Iterator[str]:
     """The lines that a person types, until Ctrl-D. Ctrl-C clears a line."""
     session: PromptSession[str] = PromptSession(
-        history=open_history(),
         completer=CommandCompleter(),
         complete_style=CompleteStyle.READLINE_LIKE,
         complete_while_typing=False,
@@ -294,25 +291,6 @@ class CommandCompleter(Completer):
                     yield Completion(name + " " * bool(takes), start_position=-len(command))
         if not space and is_image_name(command):
             yield from PathCompleter(expanduser=True).get_completions(document, event)
-
-
-def open_history() -> History:
-    """The lines of earlier sessions, in the user's state folder (XDG), for no other user to read."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "ocelli" / "chat_history"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-    except OSError as error:
-        log(f"the history of this session is not saved: {path}: {error.strerror}")
-        return InMemoryHistory()
-    return _FileHistory(str(path))
-
-
-class _FileHistory(FileHistory):
-    def store_string(self, string: str) -> None:
-        with suppress(OSError):  # a full disk does not end the conversation
-            super().store_string(string)
 
 
 # ---------------------------------------------------------------------------------------- the transcript

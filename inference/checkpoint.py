@@ -20,8 +20,8 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.quantized import pack
 from generation.features import FeatureCache
 from generation.prefix_store import PrefixStore
-from generation.steps import DecodeStep
-from generation.threads import limit_threads
+from generation.processors import limit_threads
+from generation.steps import Step
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -29,6 +29,7 @@ from inference.fast import has_fast_bfloat16, put_int8, speed_up
 from inference.forms import Forms
 from inference.kept import load_int4
 from inference.thoughts import Thinking
+from messages import one_line
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -49,7 +50,7 @@ class Fast:
     """The chosen decode step (None: the eager one), its name and the tower's, or why they are the eager
     ones."""
 
-    step: DecodeStep | None = None
+    step: Step | None = None
     chosen: str = "eager"
     tower: str = "eager"
 
@@ -73,7 +74,7 @@ class Checkpoint:
     load_seconds: float  # a decode step's compilation included
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8 or int4
     fast: Fast = EAGER  # decode step and vision tower
-    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
+    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
 
     @cached_property
     def features(self) -> FeatureCache:
@@ -87,7 +88,7 @@ class Checkpoint:
         return tuple(sorted({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}))
 
     @property
-    def decode_step(self) -> DecodeStep | None:
+    def decode_step(self) -> Step | None:
         """None is the eager one."""
         return self.fast.step
 
@@ -126,23 +127,21 @@ class Checkpoint:
         return self.model.generation_config.get("json", True) is not False
 
     @property
+    def knows(self) -> str:
+        """What it knows, in words that also stand in its refusals; else ""."""
+        return str(self.model.generation_config.get("knows") or "")
+
+    @property
     def introduction(self) -> str:
         """The model's name and what it knows; else ""."""
-        text = " ".join(str(self.model.generation_config.get("knows") or "").split())
-        knows = "".join(filter(str.isprintable, text))[:200]  # a stranger's text, on a terminal
-        return f"{Path(self.name).name} knows {knows}" if knows else ""
+        return f"{Path(self.name).name} knows {one_line(self.knows, 200)}" if self.knows else ""
 
     def other_model(self, answers: Iterable[str]) -> str:
-        """Which model to take for photographs, if an answer says what this one `knows`, as a refusal does;
-        else ""."""
-        knows = self.model.generation_config.get("knows")
-        if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
+        """Which model to take for photographs, if an answer is a refusal; else ""."""
+        if not self.knows or not any(self.knows in answer for answer in answers):
             return ""
         size = f"{MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once"
-        return (
-            f"for photographs take the model {PHOTOGRAPHS} ({size}): "
-            f"--model {PHOTOGRAPHS} (--model list shows all)"
-        )
+        return f"for photographs take --model {PHOTOGRAPHS} ({size}); --model list shows all"
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""
@@ -198,7 +197,7 @@ def open_checkpoint(
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.threads.limit_threads`. `max_pixels` is that of
+    that this process computes: see `generation.processors.limit_threads`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
     `Processor.choose_frames`.
     """

@@ -24,7 +24,7 @@ from inference.thinking import THINK_TOKENS, Think, held_to
 from inference.votes import PICKS
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("chat", "batch", "where")  # beside `ask`, which needs no name
+COMMANDS = ("chat", "batch", "where")  # beside the question itself, which needs no name
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 # The names in data.boxes, whose import takes as long as all of this file.
@@ -32,10 +32,8 @@ BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "doctags")
 MOST_TOGETHER = 256  # images in one question
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
-_ABSENT = {
-    **{"cache": True, "draft": False, "json": False, "no_image": False, "think": False, "num_answers": 1},
-    **{"logprobs": None, "pick": None, "think_tokens": None},
-}
+_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None}
+_ABSENT |= {"draft": False, "json": False, "no_image": False, "think": False, "think_tokens": None}
 
 
 def log(text: str) -> None:
@@ -56,7 +54,7 @@ def choices(text: str) -> str:
 
 
 def command_parser(name: str, description: str) -> Parser:
-    """A command's parser with the options that all commands have; `name` is "" for `ask`."""
+    """A command's parser with the options that all commands have; `name` is "" for a question."""
     parser = Parser(prog=f"generate.py {name}".rstrip(), description=description)
     parser.others = COMMANDS
     parser.set_defaults(**_ABSENT)
@@ -65,9 +63,7 @@ def command_parser(name: str, description: str) -> Parser:
     add("--model", type=flags.model, default=str(DEFAULT_MODEL), help=flags.MODEL)
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=flags.device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
-    weights = (
-        "dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, else the checkpoint's"
-    )
+    weights = "dtype of weights; auto (default): float32 on a CPU, bfloat16 on CUDA, else the checkpoint's"
     add("--dtype", type=flags.dtype, default="auto", choices=flags.DTYPES, help=weights)
     compiled = "answer with compiled code, with the same float32 output; auto (default): if it is compiled "
     compiled += "already, or worth it for a large model, a chat or a batch"
@@ -90,10 +86,8 @@ def command_parser(name: str, description: str) -> Parser:
         flags.add_think(add)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
     add("--prefix-cache", metavar="DIR", help=kept)
-    copied = (
-        "copy likely tokens from the text so far and verify several in one pass; auto (default): on a CPU "
-    )
-    copied += "with compiled code, as long as it pays"
+    copied = "copy likely tokens from the text so far and verify several in a pass; auto (default): where it "
+    copied += "pays, with compiled code on a CPU"
     add("--lookup", default="auto", choices=("auto", "on", "off"), help=copied)
 
     add = parser.add_argument_group("output").add_argument
@@ -124,7 +118,7 @@ def add_draft(parser: Parser) -> None:
 
 
 def add_several(parser: Parser) -> None:
-    """Several answers to each question, and boxes: for `ask` and `batch`."""
+    """Several answers to each question, and boxes: for a question and `batch`."""
     add = parser.add_argument_group("several answers").add_argument
     add("--num-answers", **_NUMBER, default=1, help="answers to each question (default 1)")
     best = "print only one of them: the most frequent, or that with the highest mean confidence"
@@ -203,7 +197,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
         if compiling and checkpoint.decode_step is None:
             log(f"decode step {checkpoint.fast.name}")
     if args.prefix_cache is not None:
-        from inference.prefix_files import with_prefixes
+        from inference.kept import with_prefixes
 
         checkpoint = with_prefixes(checkpoint, args.prefix_cache)
     if args.think:

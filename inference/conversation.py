@@ -19,7 +19,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 from data.processor import EncodedConversation, Processor
@@ -74,12 +73,6 @@ class Conversation:
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
-    def visuals(self, source: Any) -> list[Visual]:
-        """`Processor.visuals`, with paths and URLs as names. Raises ImageError."""
-        shown = self.checkpoint.processor.visuals(source)
-        is_path = isinstance(source, Path) or (isinstance(source, str) and not source.startswith("data:"))
-        return [replace(one, name=str(source)) for one in shown] if is_path else shown
-
     @property
     def before(self) -> list[Turn]:
         """The turns that stand before the next question."""
@@ -106,7 +99,7 @@ class Conversation:
         if not options.use_cache:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
         checkpoint, before = self.checkpoint, self.before
-        new = tuple(visual for image in images for visual in self.visuals(image))
+        new = tuple(visual for image in images for visual in checkpoint.processor.visuals(image))
         checkpoint.check_images(len(new) + sum(len(turn.images) for turn in before))
         think = isinstance(options.constraint, Think)
         encode = partial(encode_next, checkpoint.processor, checkpoint.stop_token_ids, self.system)
@@ -123,16 +116,15 @@ class Conversation:
         draft = draft and not think
         options = with_seed(options) if draft else options
         turn = Turn(question, new, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
-        stream, inputs = start(checkpoint, row, options, self.session), inputs_of(checkpoint, row)
+        stream = start(checkpoint, row, options, self.session)
         self._pending = TurnReply(self, turn, row, stream, options, time.perf_counter() - began)
         if draft:
-            alone = iter(
-                wholes(checkpoint.processor, [*(image for turn in before for image in turn.images), *new])
-            )
-            turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
-            last = list(alone)  # each new image as one tile; none where that cannot be
+            images = [*(image for turn in before for image in turn.images), *new]
+            small = iter(wholes(checkpoint.processor, images))
+            turns = [replace(turn, images=tuple(islice(small, len(turn.images)))) for turn in before]
+            last = list(small)  # none where there is no new image, or one has no small picture
             short = encode(turns, last, question) if last else None
-            self._pending.with_draft(inputs, short, self.session)
+            self._pending.with_draft(inputs_of(checkpoint, row), short, self.session)
         return self._pending
 
     def undo(self) -> Turn:

@@ -16,8 +16,7 @@ from operator import mul
 from typing import Any
 
 from data.processor import Processor
-from generation.sampling import Decision
-from generation.score import Choices
+from generation.score import Choices, Decision
 from inference.errors import RequestError
 from inference.grammar import Form, choice_grammar
 from inference.thoughts import Thinking

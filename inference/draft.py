@@ -24,16 +24,16 @@ from typing import Any
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
+from generation.draws import make_seeds
 from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
 from generation.output import GenerationOutput
 from generation.protocol import VisionLanguage
-from generation.sampling import make_seeds
 from generation.session import Session
 from inference.answer import Reply, answer_text, encode, inputs_of, start, text_of
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint
-from inference.terminal import GreyText
+from inference.printing import GreyText
 from inference.thinking import Think
 
 

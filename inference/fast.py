@@ -20,12 +20,12 @@ from generation.fast.native.panels import to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
-from generation.steps import DecodeStep
+from generation.steps import Step
 from models.packed_vision_transformer import PatchMergers
 from models.vision_transformer import ModalityProjector
 
 
-def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None, str]:
+def fast_step(language_model, compiling: bool = True) -> tuple[Step | None, str]:
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
@@ -47,7 +47,7 @@ def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None
     return None, "eager: compiling does not pay for a few answers of a small model"
 
 
-def speed_up(model, compiling: bool = True) -> tuple[DecodeStep | None, str, str]:
+def speed_up(model, compiling: bool = True) -> tuple[Step | None, str, str]:
     """The fastest decode step (None: the eager one), and the names of step and tower, or why they are the
     eager ones. The model's tower and projector are replaced in place, and weights put into panels. Where
     nothing is to be compiled, only what costs next to nothing is used."""

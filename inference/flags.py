@@ -76,12 +76,10 @@ class Parser(argparse.ArgumentParser):
 # --------------------------------------------------------------------------------------- types of options
 def positive(text: str, most: int | None = None, least: int = 1) -> int:
     """The type of an option that takes an integer of at least `least`, and at most `most`."""
-    if not text.strip().lstrip("+-").isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    if int(text) < least:
-        raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
-    if most is not None and int(text) > most:
-        raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
+    is_number = text.strip().lstrip("+-").isdecimal()
+    if not is_number or int(text) < least or (most is not None and int(text) > most):
+        limits = f"at least {least}" + ("" if most is None else f" and at most {most}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, {limits}, got {text!r}")
     return int(text)
 
 

@@ -203,7 +203,7 @@ class VLMConfig:
     marker_token_ids: tuple[int | None, ...] = ()  # further ids that a family's config.json names
 
     def __post_init__(self):
-        scale, grid = self.scale_factor, getattr(self.vision, "grid", 1)
+        scale, grid = self.scale_factor, getattr(self.vision, "grid", self.scale_factor)
         fits = type(scale) is int and 1 <= scale <= grid and not grid % scale
         require(self, fits, "scale_factor", f"a divisor of the vision grid ({grid} patches a side)")
         most = self.text.vocab_size

@@ -25,11 +25,11 @@ from models.language_model import (
     LanguageModel,
     apply_rope,
     attend,
+    in_training,
     rope_frequencies,
     rope_tables,
     through_cache,
 )
-from models.packed_rows import in_training
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from generation.kv_cache import Kept, KVCache, Layout, geometry
 from models.config import TextConfig
 from models.gated_delta import GatedDeltaRule
-from models.packed_rows import attend_blocks, in_training, rope_axes, scaled_frequencies, segment_places
+from models.packed_rows import additive, attend_blocks, rope_axes, scaled_frequencies, segment_places
 from models.short_convolution import ShortConvolution
 
 
@@ -372,6 +372,12 @@ class LanguageModel(nn.Module):
             if index < len(deep):
                 x = x + deep[index]
         return x
+
+
+def in_training(mask: Any, x: Tensor, kv_cache: KVCache | None) -> Any:
+    """The mask of a pass over x; where there are gradients, what is added to scores (`additive`)."""
+    learns = isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled()
+    return additive(mask, x) if learns else mask
 
 
 def attention_mask_for(

@@ -57,11 +57,9 @@ def segment_places(positions: Tensor) -> Tensor:
     return steps - steps.masked_fill(~begins, 0).cummax(-1).values
 
 
-def in_training(mask: Any, x: Tensor, kv_cache: Any) -> Any:
-    """The mask of a pass over x; where there are gradients a bool one as what is added to scores. SDPA makes
-    that of a bool mask, too, but anew in every block, and then autograd keeps T² numbers for each of them."""
-    if not isinstance(mask, Tensor) or kv_cache is not None or not torch.is_grad_enabled():
-        return mask
+def additive(mask: Tensor, x: Tensor) -> Tensor:
+    """A bool mask as what is added to scores of x: SDPA makes that of a bool mask, too, but anew in every
+    block, and then autograd keeps T² numbers for each of them."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -6,7 +6,7 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,6 @@ from generation.kv_cache import to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
-from generation.threads import eager_pass
 from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
@@ -110,7 +109,6 @@ class VisionLanguageModel(WholeRows, nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
-    @eager_pass()
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
         there are some for further layers of the text part (DeepStack)."""
@@ -130,17 +128,15 @@ class VisionLanguageModel(WholeRows, nn.Module):
         input_ids: Tensor,
         pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
-        encode: Callable[[Pixels], Sequence[Tensor]] | None = None,
     ) -> Tensor:
-        """Token embeddings with image features in their places: (B, T, D). `encode` replaces
-        `encode_images`."""
+        """Token embeddings with image features in their places: (B, T, D)."""
         features = None
         if pixel_values is None or not pixel_values.numel():
             self.check_placeholders(input_ids, [])
         else:
             parts, row_parts = self.parts_of_rows(pixel_values, pixel_attention_mask)
             self.check_placeholders(input_ids, self.positions(parts), row_parts)
-            features = torch.cat(tuple((encode or self.encode_images)(parts)))
+            features = torch.cat(tuple(self.encode_images(parts)))
         if input_ids.device != self.device:  # not earlier: the checks above would wait for the device
             input_ids = to_device(input_ids, self.device)
         return self.place_features(input_ids, features)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import generate
-from generation import threads
+from generation.fast.native import passes
 from inference import flags
 from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -27,7 +27,7 @@ def pytest_configure():
     """One thread: tests fork, and what is forked from a process whose OpenMP has threads may hang."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    threads.EACH = 1  # where tests ask for several, small models take them as well
+    passes.EACH = 1  # where tests ask for several, small models take them as well
     load.QUIET = 0.01  # tests write files and load them at once, hundreds of times
 
 

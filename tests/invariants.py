@@ -27,8 +27,8 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput
 from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
-from generation.sampling import Decision
 from generation.scheduler import Scheduler
+from generation.score import Decision
 from generation.session import Session
 from models.config import RopeScaling
 from tests.prompts import NO_STOP, inputs_of, packed, some_rows, tiny_vlm
@@ -141,20 +141,20 @@ def session_holds(session: Session, vlm, prompt: list[int] | dict, tolerance: fl
     places = vlm.places([*inputs["input_ids"]], inputs.get("pixel_values"))
     position_ids = None if places is None else places[0][0][:, None]
     scheduler, wrong = session._scheduler, []
-    for slot, held in enumerate(scheduler.held):
+    for slot, held in enumerate(scheduler.cache.filled):
         if not 0 < held <= x.shape[1] or held < min(session.held, x.shape[1] - 2):
             continue  # another answer's
         expected = new_cache(vlm.language_model, 1, held)
         own = None if position_ids is None else position_ids[..., :held]
         vlm.language_model(x[:, :held], kv_cache=expected, position_ids=own)
         try:
-            pair = scheduler._cache.kv_cache, expected
+            pair = scheduler.cache.kv_cache, expected
             for (got, name), (layer, _) in zip(*map(kv.by_slot, pair), strict=True):
                 assert_close(got[name][slot : slot + 1, :, :held], layer[name], name, tolerance)
             return
         except AssertionError as error:  # so it may be, too
             wrong.append(error)
-    raise wrong[0] if wrong else AssertionError(f"held {scheduler.held} of {x.shape[1]} positions")
+    raise wrong[0] if wrong else AssertionError(f"held {scheduler.cache.filled} of {x.shape[1]} positions")
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -173,8 +173,8 @@ DELTA = {
     "conv_kernel": 4,
     "delta_key_heads": 1,
     "delta_value_heads": 2,
-    "delta_key_dim": 8,
-    "delta_value_dim": 12,
+    "delta_key_dim": 16,
+    "delta_value_dim": 32,
     "attention_gate": True,
     "zero_centered_norms": True,
     "partial_rotary_factor": 0.5,

@@ -53,6 +53,7 @@ class ListStream(Stream):
         row, file = divmod(number, len(self.files))
         return f"list {file}, row {row}"
 
+    @property
     def identity(self) -> list:
         return [len(rows) for rows in self.files]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tiles import Images
+from data.image_rules import Images
 from families import FAMILIES
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "add-a-family.md").read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ from generation.session import Session
 from generation.slots import SlotCache
 from generation.speculation import Speculation
 from inference.draft import Draft
-from inference.prefix_files import PrefixFolder
+from inference.kept import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
 from tests.test_draft import ALWAYS
@@ -135,7 +135,7 @@ def guessing(answers: dict[tuple[int, ...], list[int]], seed: int) -> Iterator[N
     def begin_guessing(self: Speculation, row: Row) -> None:
         begin(self, row)
         answer = answers.get(tuple(row.prompt_ids.tolist()))
-        if answer is not None and self._step.chunks:
+        if answer is not None:
             row.proposer = Guesses(answer, seed)
 
     with patch.object(Speculation, "begin", begin_guessing):
@@ -372,7 +372,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
             other.kv_cache = kv.fork(cache.kv_cache, cache.capacity, 1, cache.capacity + 1)
             other.filled, other._states_at = list(cache.filled), list(cache._states_at)
             other.snapshots, other._keys = list(map(dict, cache.snapshots)), cache._keys.clone()
-            other._hold(slot, ids[:end], other, slot, end)
+            other._hold(slot, ids[:end], slot, end)
             row = kv.view(other.kv_cache, end + 1, slot, 1)
             got, _ = model.language_model(x[:, -1:], kv_cache=row, start_pos=end)
             assert_close(got, expected[:, -1:], f"slot {slot}, position {end} of {filled}")
@@ -392,7 +392,7 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""
     model, start = model_of(kind), words(1, 45)
     prompts = [(words(2, 40), 2), (start, 6), ([*start[:40], *words(4, 9)], 4)]
-    changing = ("take", "_hold", "move", "restore", "_keep", "put", "compute", "copy")
+    changing = ("take", "_hold", "move", "restore", "keep", "put", "compute", "copy", "_copy")
     line, over = 0, False
     while not over:
         scheduler = Scheduler(model, 3, prefill_chunk=24)
@@ -404,7 +404,7 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
             over = True
         for key in range(3):
             scheduler.cancel(key)
-        assert_slots_hold(model, scheduler._cache)
+        assert_slots_hold(model, scheduler.cache)
         line += 4
     assert line > 50
 
@@ -421,4 +421,4 @@ def test_a_full_slot_holds_what_it_says(kind, monkeypatch):
     scheduler.add(text_request(1, words(1, 40), 16))
     while not scheduler.idle:
         scheduler.step()
-    assert_slots_hold(model, scheduler._cache)
+    assert_slots_hold(model, scheduler.cache)

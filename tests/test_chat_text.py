@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import random
-
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import chat
 from data.chat import ChatEncoder, TemplateRefused, render
 from data.conversation import read_conversation
-from data.errors import PromptTooLong
 from data.templates import SMOLVLM_CHAT_TEMPLATE
 from tests import qwen_checkpoints
-from tests.processors import KINDS, LLAMA_TEMPLATE, processor
+from tests.processors import LLAMA_TEMPLATE, processor
 
 QUESTION = [{"role": "user", "content": "how many?"}]
 HOSTILE = {
@@ -72,48 +68,6 @@ def test_any_template_gives_what_transformers_gives(template, monkeypatch):
         ids.append(encoder(template, "llama").encode(read_conversation(messages)).input_ids)
         monkeypatch.undo()
     assert ids[0] == ids[1]
-
-
-class Counting:
-    """A tokenizer that notes how many characters it was given."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer, self.characters = tokenizer, 0
-
-    def encode_batch_fast(self, texts: list[str]):
-        self.characters += sum(map(len, texts))
-        return self._tokenizer.encode_batch_fast(texts)
-
-
-@pytest.mark.slow(but=4)
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_as_much_is_tokenized_as_may_be_used(kind, monkeypatch):
-    """No text that fits is refused or read otherwise; of one that is far too long the beginning is looked
-    at."""
-    monkeypatch.setattr(chat, "WINDOW", 100)
-    encoder, most, rng = processor(kind).chat, 60, random.Random(kind)
-    encoder = copy.copy(encoder)
-    encoder._tokenizer = counting = Counting(encoder._tokenizer)
-    pieces = ["how many ", "    ", "größe", "\U0001f989", "aaaa", "\n\n", "1234", "日本", "."]
-    refused = fitting = 0
-    for _ in range(40):
-        few = rng.sample(pieces, rng.randint(1, 3))
-        text = "".join(rng.choice(few) for _ in range(int(2 ** rng.uniform(0, 12))))
-        messages = read_conversation([{"role": "user", "content": text or "x"}])
-        images = ["<|image|>"] if kind == "nanovlm-v0.1" else []  # its template has one in front
-        expected = processor(kind).chat.encode(messages, images)
-        with monkeypatch.context() as unbounded:
-            unbounded.setattr(chat, "WINDOW", 2**30)
-            assert processor(kind).chat.encode(messages, images) == expected
-        counting.characters = 0
-        try:
-            encoder.check_length([text], most)
-            fitting += 1
-        except PromptTooLong:
-            assert len(expected.input_ids) > most
-            refused += 1
-            assert counting.characters <= 4 * most * (1 + len(text) // len(expected.input_ids))
-    assert refused > 2 and fitting > 2
 
 
 BOTH = (  # of a text and of a list of parts it makes something else

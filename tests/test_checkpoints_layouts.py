@@ -123,9 +123,7 @@ def test_a_shard_and_a_backbone_may_be_pointers(tmp_path):
 @pytest.mark.parametrize(
     ("files", "format"),
     [
-        (("openvino_model.xml", "openvino_model.bin"), "OpenVINO"),
         (("openvino_language_model.xml", "openvino_vision_embeddings_model.bin"), "OpenVINO"),
-        (("model.onnx",), "ONNX"),
         (("onnx/vision_encoder_fp16.onnx", "onnx/decoder_model_merged.onnx"), "ONNX"),
         (("pytorch_model-00001-of-00002.bin",), "PyTorch"),
     ],

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from generate import DEFAULT_QUESTION
 from generation import sampling
-from inference.ask import DEFAULT_QUESTION
 from inference.checkpoint import RequestError, pick_device
 from inference.command import ROOT
 from inference.flags import is_question
@@ -87,7 +87,7 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "name, meant",
     [
-        *(("phto.png", "photo.png"), ("pictres/photo.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
+        *(("phto.png", "photo.png"), ("pictures/phto.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
         *((name, None) for name in ("unlike", "dog.png", "cat.png")),  # an ending is shared by many
     ],
 )
@@ -212,7 +212,7 @@ def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, expected):
 BAD_OPTIONS = [  # those that only a model shows; tests/test_help.py has the others
     (("--max-new-tokens", "5000"), "512 tokens, but the prompt"),
     (("-q", "why " * 400), "context"),
-    (("-q", "why " * 200_000), "question: expected fewer than"),
+    (("-q", "why " * 200_000), "the context holds 512 tokens"),
     (("--device", "cuda:99"), "cuda:99"),
     (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
 ]

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from generation.draws import adjusted_scores
 from generation.fast.cuda import graph
-from generation.options import GenerationOptions, adjusted_scores
+from generation.options import GenerationOptions
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from tests import invariants

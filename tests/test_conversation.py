@@ -42,7 +42,7 @@ def conversation(checkpoint):
 def check_next(conversation: Conversation, question: str, images=()) -> dict:
     """Ask, and compare with `model.generate` on the whole prompt."""
     p, stops = conversation.checkpoint.processor, conversation.checkpoint.stop_token_ids
-    tiled = [conversation.visuals(image)[0] for image in images]
+    tiled = [p.visuals(image)[0] for image in images]
     row = encode_next(p, stops, conversation.system, conversation.turns, tiled, question)
     ids = conversation.checkpoint.model.generate(**p.collate([row]), max_new_tokens=8, stop_token_ids=stops)
     reply = conversation.send(question, images, SHORT)
@@ -93,7 +93,7 @@ def test_the_embedded_model_answers_as_from_text():
         assert result["answers"] == [expected] and result["stop_reasons"] == ["stop"]
         assert (result["tiles_encoded"] > 0, result["reused_tokens"] > 64) == (number == 0, number == 1)
     assert conversation.turns[0].answer == "blue"
-    assert conversation.turns[0].images[0].name == str(EXAMPLE_IMAGE)
+    assert str(EXAMPLE_IMAGE) in conversation.turns[0].images[0].name
 
 
 @pytest.mark.parametrize("how", ["leaving the block", "the next question", "Ctrl-C", "Ctrl-C at once"])

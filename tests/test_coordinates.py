@@ -196,34 +196,6 @@ def test_hostile_text_ends(name):
             assert 0 <= box.box[0] <= box.box[2] <= 64 and 0 <= box.box[1] <= box.box[3] <= 48
 
 
-REPEATED = [
-    *('{"bbox_2d":', '{"a":', '{"a":[', '[{"bbox_2d":', "{\n", "{", '{"x"', '{"bbox_2d": "', '{":', '{\\"'),
-    *('{"bbox_2d":{},', '"{\\"bbox_2d\\": ', "<loc_1>", "<loc_1", "<text><loc_1>", "<text>", "<", " ", "\n"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COORDINATES)
-def test_a_long_answer_is_read_once_whatever_it_repeats(name):
-    """Beginnings that never end, alone and around a long list, take about as long as boxes do."""
-
-    def seconds(text: str) -> float:
-        times = []
-        for _ in range(2):
-            begin = time.process_time()
-            COORDINATES[name].read(text, (64, 48))
-            times.append(time.process_time() - begin)
-        return min(times)
-
-    length = 60_000
-    box = f"{COORDINATES[name].write([Box('a', (1, 2, 3, 4))], (64, 48))}\n"
-    usual = seconds(box * (length // len(box)))
-    for part in REPEATED:
-        many = part * (length // len(part))
-        for text in (many, part * 150 + "[" + "9," * (length // 2)):
-            assert seconds(text) < 12 * usual + 0.05, part
-
-
 @pytest.mark.slow
 def test_things_within_other_json_take_no_longer_than_alone():
     def seconds(text: str) -> float:

@@ -9,12 +9,12 @@ import torch
 
 from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
+from generation.draws import uniforms
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import PanelWeight, round_layer, to_rows
 from generation.fast.quantized import pack
-from generation.sampling import uniforms
 from generation.steps import Step
 from inference.fast import fast_step
 from tests import invariants
@@ -30,10 +30,9 @@ def vlm():
     return tiny_vlm(head_dim=16, max_position_embeddings=2000).cuda()
 
 
-@pytest.fixture(scope="module", params=["kept", "not kept", "eager"])
+@pytest.fixture(scope="module", params=["Triton", "eager"])
 def step(vlm, request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "STATIC_SHARE", 1000 * (request.param != "not kept"))
         if request.param == "eager":
             patch.setattr(graph, "no_triton", lambda *_: "it is a test")
         step = GraphStep(vlm.language_model)

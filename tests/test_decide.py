@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,11 @@ from hypothesis import strategies as st
 
 import generation.score
 from data.errors import PromptError
-from generation import scheduler
 from generation.options import GenerationOptions, NotFiniteError
 from generation.requests import Request, RequestOutput
 from generation.scheduler import Scheduler
 from generation.score import Choices
 from inference.answer import ask, encode
-from inference.asking import requests_for
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import RequestError
@@ -191,24 +188,6 @@ def test_after_thinking_choices_are_looked_at_where_the_answer_begins(folders):
     logprobs = forced(checkpoint.model, inputs, form.constraint.answers, form.constraint.stop_ids)
     shares = dict(zip(TEXTS[:4], torch.tensor(logprobs).softmax(0).tolist()))
     assert result["probabilities"] == [pytest.approx(shares, abs=1e-5)] and result["answers"][0] in shares
-
-
-def test_several_answers_to_one_question_look_at_the_choices_once(qwen, monkeypatch):
-    _, checkpoint = qwen
-    looked, look_ahead = [], scheduler.look_ahead
-    monkeypatch.setattr(
-        scheduler, "look_ahead", lambda *given: looked.append(given[-1]) or look_ahead(*given)
-    )
-    form = checkpoint.forms.constraint(choice_grammar(["red", "blue", "green square"]))
-    more = {"num_return_sequences": 4, "temperature": 99.0, "seed": 1, "max_new_tokens": 9}
-    options = GenerationOptions(constraint=form, **more)
-    rows = [encode(checkpoint, [draw_image(100, 60, seed)], "what colour?") for seed in (0, 1)]
-    outputs = Scheduler(checkpoint.model, slots=3).run(
-        chain(*(requests_for(checkpoint, row, 9, options) for row in rows))
-    )
-    decisions = [output.decision for output in outputs]
-    assert len(looked) == 2 and len({one.logprobs for one in decisions}) == 2
-    assert len({one.chosen for one in decisions}) > 1
 
 
 @pytest.mark.parametrize("model", ["Qwen2.5-VL", "Qwen3.5"])

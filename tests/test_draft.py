@@ -22,11 +22,11 @@ from generation.fast.native.step import NativeStep
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
-from generation.steps import DecodeStep, Step
+from generation.steps import Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.draft import Draft, DraftLimits
-from inference.terminal import ERASE, GREY, GreyText
+from inference.printing import ERASE, GREY, GreyText
 from tests.invariants import fast_step
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
@@ -103,7 +103,7 @@ def drafted(
         return draft, [int(ids) for ids in session.generate_stream(**full, **options)]
 
 
-def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) -> Counter[str]:
+def check(vlm, seeds: Iterable[int], step: Step | None, sampling: dict) -> Counter[str]:
     """Ask the questions with these numbers: what their drafts were like. An AssertionError says where a draft
     shows in an answer."""
     session, kinds = new_session(vlm), Counter[str]()

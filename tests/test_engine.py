@@ -394,7 +394,7 @@ def test_what_a_long_request_took_is_given_back_when_nobody_asks(checkpoint, mon
     try:
         asyncio.run(_answers_of(engine))
         scheduler = engine._scheduler
-        assert wait_for(lambda: scheduler._cache.capacity == scheduler.budget.positions == 16)
+        assert wait_for(lambda: scheduler.cache.capacity == 16)
     finally:
         engine.close()
 

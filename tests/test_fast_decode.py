@@ -5,7 +5,6 @@ That its answers are those of the eager step is in test_generate.py.
 
 import copy
 import random
-import threading
 import weakref
 from functools import partial
 
@@ -22,9 +21,9 @@ from generation.fast.native.panels import PanelLinear, PanelWeight, round_layer,
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
+from generation.processors import limit_threads
 from generation.prompts import Prompt
 from generation.steps import Step
-from generation.threads import limit_threads
 from inference.checkpoint import open_checkpoint
 from inference.fast import fast_step, has_fast_bfloat16, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
@@ -32,7 +31,6 @@ from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor
 from tests.prompts import keys, tiny_vlm
 from tests.qwen_checkpoints import save_hf
-from tests.waiting import PATIENCE
 
 SHAPES = {
     "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
@@ -43,10 +41,10 @@ SHAPES = {
     "two a group": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
 }
 IMAGE_PLACES = {"rope_sections": (4, 5, 3), "rope_interleaved": True}  # of heads of 24
-# Qwen3.5's, in three layers; heads that are no whole vectors, and more of them for values than for keys.
+# Qwen3.5's, in three layers; more heads of values than of keys.
 STATES = {
     "layer_types": ("delta", "attention", "delta"), "conv_kernel": 4,
-    "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 24, "delta_value_dim": 50,
+    "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 32, "delta_value_dim": 96,
     "attention_gate": True, "zero_centered_norms": True, "qk_norm": True,
 }  # fmt: skip
 
@@ -239,7 +237,7 @@ def test_native_prompts_of_images_equal_eager(seed):
     parts = {"qk_norm": seed % 2}
     if seed >= 8:
         half //= 2
-        sizes = {f"delta_{name}_dim": draw.choice([8, 12, 16, 64]) for name in ("key", "value")}
+        sizes = {"delta_key_dim": draw.choice([16, 48, 64]), "delta_value_dim": draw.choice([32, 96])}
         parts = {**STATES, **sizes, "conv_kernel": draw.choice([2, 4])}
         parts["partial_rotary_factor"] = 2 * half / SHAPES[shape]["head_dim"]
     parts["rope_sections"] = (half - 2 * (half // 4), half // 4, half // 4)
@@ -261,17 +259,6 @@ def test_native_prompts_of_images_equal_eager(seed):
     for expected, got, other in zip(*(step.ragged(ids, cache, lengths, offsets) for step, cache in cases)):
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
         assert torch.equal(got, other)
-
-
-@pytest.mark.slow
-def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
-    rounded = make_model(dtype=torch.bfloat16).language_model
-    exact = copy.deepcopy(rounded).float()
-    expected, _ = walk(Step(exact), exact, 1, 80)
-    eager, _ = walk(Step(rounded), rounded, 1, 80, torch.bfloat16)
-    native, _ = walk(NativeStep(rounded), rounded, 1, 80, torch.bfloat16)
-    assert (native - expected).abs().max() <= (eager - expected).abs().max()
-    assert (native - expected).abs().mean() < 0.02
 
 
 @pytest.mark.slow
@@ -303,32 +290,12 @@ def test_quantized_rows_are_within_half_a_step():
 def test_what_cannot_run_natively_says_so(monkeypatch):
     lm = make_model(dtype=torch.float16).language_model
     assert "float16" in unsupported(lm) and fast_step(lm)[0] is None
+    assert "gated delta" in unsupported(make_model(**STATES | {"delta_key_dim": 8}).language_model)
     monkeypatch.setattr("generation.fast.native.build.shutil.which", lambda name: None)
     build.load_library.cache_clear()
     step, why = fast_step(make_model().language_model)
     build.load_library.cache_clear()
     assert step is None and "no C compiler" in why
-
-
-@torch.no_grad()
-def test_threads_share_a_native_step():
-    """Each writes to its own cache, though the other comes to its step in the middle."""
-    lm = make_model().language_model
-    step, token = NativeStep(lm), torch.tensor([[7]])
-    expected, own, others = (kv.allocate(keys(3, 2, 24), 1, 8, torch.float32) for _ in range(3))
-    Step(lm)(token, expected, 0)
-    other = threading.Thread(target=step, args=(token, others, 0))
-
-    class Interrupted(list):
-        def __iter__(self):
-            yield from list.__iter__(self)
-            other.start()
-            other.join(0.2)
-
-    step(token, Interrupted(own), 0)
-    other.join(PATIENCE)
-    for cache in (own, others):
-        torch.testing.assert_close(cache, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torch import nn
 
 from generation.fast.native import build
 from generation.fast.quantized import pack
-from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
-from generation.threads import limit_threads
+from generation.fast.tower import FastTower, fast_tower
+from generation.processors import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
@@ -225,7 +225,7 @@ def test_a_part_that_c_does_not_have_is_refused():
     assert made is None and "Another" in how
     tower = make_tower("odd widths", qk_norm=True)
     made, how = fast_tower(tower)
-    assert made is None and "q_norm" in how
+    assert made is None and "qk_norm" in how
 
 
 @pytest.mark.slow
@@ -301,15 +301,12 @@ def test_copies_and_bad_input_are_refused():
 @torch.inference_mode()
 def test_which_tower_is_chosen(monkeypatch, tmp_path):
     tower = make_tower("heads of 64")
-    pixels = tiles(tower)
-    expected = tower(pixels)
     assert fast_tower(copy.deepcopy(tower).half())[0] is None
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     build.load_library.cache_clear()
     for prepared in (tower, pack(copy.deepcopy(tower), "int8")):
-        few, _ = fast_tower(copy.deepcopy(prepared), compiling=False)
-        assert (few is None) == (prepared is not tower) and not isinstance(few, FastTower)
+        assert fast_tower(copy.deepcopy(prepared), compiling=False)[0] is None
     many, how = fast_tower(copy.deepcopy(tower))
     assert isinstance(many, FastTower) and how == "native C tower"
     build.load_library.cache_clear()
@@ -319,5 +316,4 @@ def test_which_tower_is_chosen(monkeypatch, tmp_path):
     build.load_library.cache_clear()
     without, why = fast_tower(tower)
     build.load_library.cache_clear()
-    assert "no C compiler" in why and isinstance(without.layers[0].mlp.fc1, OneDNNLinear)
-    assert torch.allclose(without(pixels), expected, atol=2e-5)
+    assert without is None and "no C compiler" in why

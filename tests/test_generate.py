@@ -55,15 +55,6 @@ def test_100_tokens_cached_and_recomputed(vlm):
     assert invariants.answers(vlm, "cached", some_rows(1), **options) == [expected] and len(set(expected)) > 5
 
 
-def test_long_ragged_rows_outgrow_their_views_and_buffers():
-    """Views of 128 positions and buffers of 1,024 are both too short in the end."""
-    model = tiny_vlm(max_position_embeddings=2000, num_hidden_layers=1)
-    rows, new = [inputs_of(words(1, 1000)), inputs_of(words(2, 980))], 60
-    result = model.generate_detailed(**collate(rows), max_new_tokens=new, **NO_STOP)
-    assert result.kv_cache_bytes == 2 * (1000 + new - 1) * 2 * 2 * 12 * 4
-    assert result.rows() == invariants.answers(model, "cached", rows, max_new_tokens=new, **NO_STOP)
-
-
 def test_a_prompt_is_encoded_and_prefilled_once_for_n_answers(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     (row,) = some_rows(1)
@@ -173,9 +164,7 @@ def test_the_context_can_be_filled_and_not_more(monkeypatch):
     [
         ({"max_length": 20}, "max_new_tokens"),
         ({"num_beams": 4, "length_penalty": 1.0}, "num_return_sequences"),
-        ({"max_new_token": 4}, "did you mean max_new_tokens"),
         ({"unheard_of": 4}, "temperature"),
-        ({"stop": "x"}, "expected"),  # is not like top_p
     ],
 )
 def test_options_of_other_libraries_are_told_what_to_use_instead(vlm, foreign, instead):
@@ -263,7 +252,8 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
 
 @pytest.mark.parametrize("new", [1, 2, 9])
 def test_n_tokens_take_n_minus_1_decode_steps(vlm, new):
-    calls, eager = [], Step(vlm.language_model)
-    step = lambda *arguments: calls.append(1) or eager(*arguments)
+    calls, step = [], Step(vlm.language_model)
+    chunk = step.chunk
+    step.chunk = lambda *arguments: calls.append(1) or chunk(*arguments)
     vlm.generate(**inputs_of(words(1, 4)), max_new_tokens=new, decode_step=step, **NO_STOP)
     assert len(calls) == new - 1

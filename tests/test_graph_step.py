@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA or Triton: buffers, buckets and the kept cache give eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers and buckets give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs, GraphStep, bucket_of
+from generation.fast.cuda.graph import Graphs, GraphStep
 from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
@@ -27,7 +27,7 @@ from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs
 from tests.invariants import MODELS, run_all, session_holds
-from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm, words
+from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words
 from tests.test_speculation import Guess, offer
 
 NEVER = 10**6  # a stop id that no token has: flags are read, and nothing stops
@@ -40,10 +40,9 @@ def vlm(request):
 
 @pytest.fixture(autouse=True)
 def small_and_taped(monkeypatch):
-    """Short buckets, a static cache for all, tapes for graphs, and the eager step even where Triton is."""
+    """Short buckets, tapes for graphs, and the eager step even where Triton is."""
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
     monkeypatch.setattr(graph, "BUCKET", 16)
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000)
     tape_graphs(monkeypatch)
 
 
@@ -58,35 +57,6 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
-    """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
-    monkeypatch.setattr(kv, "STEP", 32)
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
-    model, inputs = vlm, batch(2)
-    free = model.generate(**inputs, max_new_tokens=50, **NO_STOP)
-    for place in (8, 9, 10, 40):
-        options = {"max_new_tokens": 50, "stop_token_ids": (int(free[0, place]), int(free[1, place]))}
-        got = assert_as_eager(model, GraphStep(model.language_model), inputs, **options)
-        if not kept:  # not grown for a step in vain
-            assert got.kv_cache_bytes == model.generate_detailed(**inputs, **options).kv_cache_bytes
-
-
-@pytest.mark.slow
-def test_streams_in_turn_and_broken_off(vlm):
-    """Two answers of one kind at the same time have buffers and caches of their own."""
-    step, options = GraphStep(vlm.language_model), {"max_new_tokens": 12, "stop_token_ids": (NEVER,)}
-    inputs = some_rows(2)
-    expected = [vlm.generate(**one, **options)[0].tolist() for one in inputs]
-    for _ in range(2):
-        streams = [vlm.generate_stream(**one, decode_step=step, **options) for one in inputs]
-        next(iter(vlm.generate_stream(**inputs[0], decode_step=step, **options)))  # left alone
-        columns = [[next(iter(stream)).item() for stream in streams] for _ in range(12)]
-        assert [list(tokens) for tokens in zip(*columns)] == expected
-        assert [stream.drain().lengths for stream in streams] == [[12], [12]]
 
 
 @pytest.mark.parametrize("stops", [(NEVER,), ()])
@@ -108,11 +78,9 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(stops):
 # --- sessions
 
 
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("anew", [False, True])
-def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatch):
+def test_an_answer_left_alone_does_not_touch_the_next_one(anew):
     """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     model, prompt = tiny_vlm(), words(1, 8)
     session, step = Session(model), GraphStep(model.language_model)
     options = {"max_new_tokens": 10, "stop_token_ids": (NEVER,), "decode_step": step}
@@ -136,16 +104,13 @@ def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeypatch):
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
-    recorded, step = [], GraphStep(vlm.language_model)
+def test_graphs_serve_the_next_answer_where_the_cache_stays(vlm, monkeypatch):
+    recorded, step, session = [], GraphStep(vlm.language_model), Session(vlm)
     monkeypatch.setattr(Graphs, "_record", lambda *a: recorded.append(1) or record_on_tape(*a))
-    vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
-    first = len(recorded)
-    assert first == len({bucket_of(length) for length in range(13, 13 + 29)})
-    vlm.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
-    assert kept == (len(recorded) == first)
+    session.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
+    assert (first := len(recorded)) == 1
+    session.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
+    assert len(recorded) == first
 
 
 # --- recorded with what its caller does

@@ -79,7 +79,7 @@ REFUSED = [
     ("training.config", ["--stepps", "3"], "--steps"),
     ("training.config", ["configs/box.yaml"], "configs/boxes.yaml"),
     ("training.config", ["--lr", "-1"], "--lr"),
-    ("training.config", ["--device", "toaster"], "toaster"),
+    ("training.config", [*ROWS, "ocelli-shapes", "--device", "toaster"], "toaster"),
     ("training.config", [*ROWS, "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     (
         "training.config",

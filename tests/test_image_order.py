@@ -11,7 +11,6 @@ from PIL import Image
 
 import serve
 from data.conversation import Message, in_order
-from data.errors import ProcessorError
 from data.packing import SampleEncoder
 from data.processor import Processor
 from data.templates import SMOLVLM_CHAT_TEMPLATE
@@ -124,10 +123,3 @@ def test_a_model_that_says_nothing_is_asked_as_it_comes_and_one_may_have_learnt_
     text_first, image_first = (silent.prepare(one)["input_ids"].tolist() for one in orders)
     assert text_first != image_first
     assert [last.prepare(one)["input_ids"].tolist() for one in orders] == [text_first, text_first]
-
-
-@pytest.mark.parametrize("order", ["front", ["first"]])
-def test_an_order_that_is_none_is_refused_by_the_name_of_the_file(folder, order):
-    with pytest.raises(ProcessorError) as refused:
-        Processor.from_pretrained(folder(order))
-    assert "generation_config.json" in str(refused.value) and "image_order" in str(refused.value)

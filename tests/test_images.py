@@ -56,11 +56,8 @@ def hiding(depth: int, hidden: tuple[int, ...], other: tuple[int, ...]) -> bytes
     return b"\x89PNG\r\n\x1a\n" + data
 
 
-@pytest.mark.parametrize("colours", [1, 3])
-@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("depth", "colours"), [(1, 1), (8, 1), (16, 1), (8, 3)])
 def test_what_a_png_hides_is_white(depth, colours):
-    if colours == 3 and depth < 8:
-        pytest.skip("PNG has no such kind")
     top = 2**depth - 1
     for value in {0, 1, top // 2, top - 1, top}:
         hidden, other = ((value,) * colours, ((value + top // 2 + 1) % (top + 1),) * colours)
@@ -71,14 +68,6 @@ def test_what_a_png_hides_is_white(depth, colours):
         with Image.open(io.BytesIO(data)) as image:  # opened by somebody else, and looked at before
             image_size(image)
             assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
-            assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
-
-
-@pytest.mark.parametrize("colours", [1, 3])
-def test_the_colour_beside_the_one_that_16_bits_hide_is_shown(colours):
-    """Pillow drops the lower half of a colour of 16 bits, in which these two differ."""
-    data = hiding(16, (2570,) * colours, (2571,) * colours)
-    assert [load_image(data).getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (10, 10, 10)]
 
 
 @pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBA", "RGBa"])

@@ -312,17 +312,6 @@ def test_every_gradient_is_theirs(both):
         model.eval().requires_grad_(False)
 
 
-def test_the_command_line_answers(both, as_json, tmp_path):
-    _, folder, ours, processor = both
-    draw_image(90, 50).save(tmp_path / "photo.png")
-    ask = (tmp_path / "photo.png", "-q", "how many circles are there", "--max-new-tokens", 6)
-    (made,) = as_json(*ask, model=folder)
-    inputs = processor.ask(tmp_path / "photo.png", "how many circles are there")
-    expected = ours.generate(**inputs, max_new_tokens=6)[0].tolist()
-    assert made["token_ids"][0] == expected[: len(made["token_ids"][0])]
-    assert made["image_tokens"] == 4 * 9
-
-
 @pytest.mark.slow
 def test_rows_train_it(tmp_path):
     save_hf("qwen3", tmp_path / "hf")

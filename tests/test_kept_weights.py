@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from generation.fast.quantized import ARITHMETIC
-from generation.memory import promised_bytes
+from generation.memory import mapped_bytes
 from inference import checkpoint as checkpoint_module
 from inference import kept as kept_files
 from inference.checkpoint import open_checkpoint
@@ -76,12 +76,12 @@ def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
 def test_what_is_mapped_counts_as_taken(opened):
     """The system says that its pages are free, and a cache would be given them."""
     open_again, _, kept, _ = opened
-    before = promised_bytes()
+    before = mapped_bytes()
     model, _ = open_again()
-    assert promised_bytes() == before + kept.stat().st_size
+    assert mapped_bytes() == before + kept.stat().st_size
     del model
     gc.collect()
-    assert promised_bytes() == before
+    assert mapped_bytes() == before
 
 
 MEASURED = """
@@ -178,21 +178,9 @@ def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_draft_that_was_left_is_removed(opened):
-    open_again, _, kept, _ = opened
-    left, written = (kept.with_name(f".{kept.name}.{name}.tmp") for name in ("00", "11"))
-    left.touch()
-    os.utime(left, (0, 0))
-    written.touch()
-    kept.unlink()
-    open_again()
-    assert {*kept.parent.iterdir()} == {kept, written}
-
-
-@pytest.mark.slow
 def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):
     open_again, folder, kept, state = opened
-    monkeypatch.setattr(kept_files, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))
+    monkeypatch.setattr(kept_files, "WEIGHTS_BYTES", int(1.5 * kept.stat().st_size))
     os.utime(folder / "model.safetensors", ns=(1, 1))
     open_again()
     (left,) = kept.parent.iterdir()

@@ -71,19 +71,14 @@ def test_rows_at_different_places_equal_alone(changes, sizes):
     invariants.ragged_starts_equal_alone(language_model(**changes), rows, prefixes, sizes)
 
 
-def test_grow_keeps_contents_and_objects():
+def test_a_cache_that_grows_keeps_contents_and_objects():
     cache = filled_cache(capacity=6)
     layers, before = list(cache), [layer["key"].clone() for layer in cache]
-    for needed, capacity in ((6, 6), (7, 1024)):
-        kv.grow(cache, needed)
-        assert kv.geometry(cache).capacity == capacity
+    kv.resize(cache, 1024)
+    assert kv.geometry(cache).capacity == 1024
     assert all(layer is old for layer, old in zip(cache, layers))
     assert all(torch.equal(layer["key"][:, :, :6], old) for layer, old in zip(cache, before))
     assert all(not tensor[:, :, 6:].any() for layer in cache for tensor in layer.values())
-    kv.grow(cache, 1025, limit=1100)
-    assert kv.geometry(cache).capacity == 1100
-    with pytest.raises(ValueError):
-        kv.grow(cache, 1101, limit=1100)
 
 
 @torch.no_grad()

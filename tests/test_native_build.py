@@ -9,9 +9,8 @@ import shutil
 
 import pytest
 
-from generation import threads
 from generation.fast import tower
-from generation.fast.native import build, panels, step
+from generation.fast.native import build, panels, passes, step
 from generation.fast.native.step import library_parts, load_step
 from inference.fast import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
@@ -99,20 +98,10 @@ def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, langu
     assert step is None and str(tmp_path / "file" / "cache") in why
 
 
-@pytest.mark.parametrize("unset", ["", "relative/folder"])
-def test_an_empty_cache_home_is_unset(monkeypatch, tmp_path, unset):
-    monkeypatch.delenv("OCELLI_CACHE", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", unset)
-    assert build.cache_folder() == tmp_path / ".cache" / "ocelli"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    assert build.cache_folder() == tmp_path / "own" / "ocelli"
-
-
 @pytest.mark.parametrize(
     "structure, source, name",
     [
-        (threads.Pass, "team.h", "Pass"),
+        (passes.Pass, "team.h", "Pass"),
         (panels.Matrix, "panels.h", "Matrix"),
         *((getattr(step, f"_{name}"), "decode.c", name) for name in ("Layer", "Model", "Tokens")),
         *((getattr(tower, f"_{name}"), "tower.c", name) for name in ("Norm", "Block", "Tower", "Image")),

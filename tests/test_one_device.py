@@ -11,16 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Parts
 from generation import kv_cache as kv
+from generation.draws import recordable
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
-from generation.features import FeatureCache
-from generation.kv_cache import CachePosition
 from generation.options import GenerationOptions
-from generation.output import Stopwatch
 from generation.prompts import compact, prompt_lengths
-from generation.sampling import Row, choose, recordable
+from generation.sampling import Row, choose
 from generation.steps import Step
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
@@ -63,18 +61,17 @@ def model(request):
     return made.to(getattr(torch, request.param))
 
 
-def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[list[Row], CachePosition]:
-    """What an answer's loop is given after prompts of these lengths."""
+def at_work(model, rows: int, **sampling) -> tuple[list[Row], kv.KVCache]:
+    """What an answer's loop is given after prompts."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
     cache = kv.allocate_for(model.language_model, rows, 40)
-    position = CachePosition(cache, lengths, model.device)
-    return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], position
+    return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], cache
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypatch):
-    rows, position = at_work(model, 2, (4, 9), **sampling)
+    rows, cache = at_work(model, 2, **sampling)
     if not rows[0].plain:
         pytest.skip("it is never recorded")
     tokens, counters, logprobs = (
@@ -83,7 +80,7 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
     )
     choose_all = recordable(tokens, counters, rows[0].params, logprobs)
     step, state = GraphStep(model.language_model), [tokens, counters, logprobs]
-    replay = step.bind(tokens, position.kv_cache, counters[0], choose_all, state, ())
+    replay = step.bind(tokens, cache, counters[0], choose_all, state, ())
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -96,13 +93,14 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_the_eager_step_and_the_choice_mix_no_devices(model, lengths, sampling):
     language_model, width = model.language_model, model.config.text.hidden_size
-    rows, position = at_work(model, 2, lengths, **sampling)
+    rows, cache = at_work(model, 2, **sampling)
+    start_pos = kv.per_row(lengths, model.device)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
-        logits = Step(language_model).prefill(embeddings, lengths, position.kv_cache)
+        logits = Step(language_model).prefill(embeddings, lengths, cache)
         for _ in range(3):
-            cache, start_pos = position.advance()
             logits = Step(language_model)(choose(rows, logits).token, cache, start_pos)
+            start_pos = start_pos + 1
     assert logits.dtype == model.dtype and seen.operations > 100
 
 
@@ -128,43 +126,11 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     ids[1, :padded] = ids[0, -1]
     lengths = prompt_lengths(model.config, ids, mask, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
-        x = model.embed(
-            ids,
-            Parts.cat((tiles, tiles)),
-            encode=lambda parts: FeatureCache(model, 0).encode(parts, parts.digests)[0],
-        )
-        rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
-        logits = Step(model.language_model).prefill(
-            compact(x, mask, lengths).embeddings, lengths, position.kv_cache
-        )
+        x = model.embed(ids, Parts.cat((tiles, tiles)))
+        rows, cache = at_work(model, 2, temperature=1.0, repetition_penalty=1.1)
+        logits = Step(model.language_model).prefill(compact(x, mask, lengths).embeddings, lengths, cache)
         token = choose(rows, logits).token
     assert token.device == model.device and seen.operations > 100
-
-
-def test_laps_are_timed_by_the_device(monkeypatch):
-    """Waiting at each lap would keep the host from launching what comes after it."""
-    waited, clock = [], iter((1.0, 1.5, 4.5))
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.at = next(clock)
-
-        def record(self, stream):
-            pass
-
-        def synchronize(self):
-            waited.append(self.at)
-
-        def elapsed_time(self, end):
-            return (end.at - self.at) * 1000
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    watch = Stopwatch(torch.device("cuda"))
-    watch.lap("vision")
-    watch.lap("prefill")
-    assert not waited
-    assert watch.seconds == {"vision": 0.5, "prefill": 3.0} and waited == [4.5]
 
 
 def test_a_training_pass_mixes_no_devices(model, monkeypatch):

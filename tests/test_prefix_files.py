@@ -19,12 +19,11 @@ import torch
 import generate
 from generation.prefix_store import TEXT_BLOCK, PrefixStore
 from generation.session import Session
-from inference import kept, prefix_files
+from inference import kept
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.errors import RequestError
-from inference.kept import code_digest, version_of
-from inference.prefix_files import PrefixFolder, device_kind, identity, libraries
+from inference.kept import PrefixFolder, code_digest, device_kind, identity, libraries, version_of
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.test_prefix_store import BYTES, check_loaded, filled_cache, small_model
@@ -401,9 +400,7 @@ def test_two_processes_share_a_folder(tmp_path):
 
 def test_a_second_start_computes_the_question_alone(tmp_path, capsys, monkeypatch):
     opened = []
-    monkeypatch.setattr(
-        prefix_files, "PrefixStore", lambda *given: opened.append(PrefixStore(*given)) or opened[-1]
-    )
+    monkeypatch.setattr(kept, "PrefixStore", lambda *given: opened.append(PrefixStore(*given)) or opened[-1])
     arguments = ["--prefix-cache", str(tmp_path / "prefixes"), "--json", "--max-new-tokens", "4"]
     results = []
     for question in ("How many objects are there?", "How many objects are there?", "What is in the picture?"):

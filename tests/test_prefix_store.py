@@ -36,7 +36,7 @@ def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
     vlm = tiny_vlm(max_position_embeddings=1500)
     store = PrefixStore(vlm)
     scheduler = Scheduler(vlm, 2, prefixes=store)
-    most = (2 * 1500 + 5 * 2 * TEXT_BLOCK) * scheduler.budget.bytes_per_position
+    most = (2 * 1500 + 5 * 2 * TEXT_BLOCK) * kv.bytes_per_position(vlm.language_model)
     left = lambda device: most - scheduler.kv_cache_bytes - store.size_in_bytes
     monkeypatch.setattr("generation.memory.available_bytes", left)
     short = [request(words(key, 2 * TEXT_BLOCK), key, max_new_tokens=1) for key in range(10)]
@@ -78,7 +78,7 @@ def test_answers_are_those_without_a_store(kind):
         if kind == "native":
             held = session.held
             for ours, theirs in zip(
-                session._scheduler._cache.kv_cache, alone._scheduler._cache.kv_cache, strict=True
+                session._scheduler.cache.kv_cache, alone._scheduler.cache.kv_cache, strict=True
             ):
                 for name in ("key", "value"):
                     assert torch.equal(ours[name][:, :, :held], theirs[name][:, :, :held])
@@ -135,7 +135,6 @@ def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
 def test_less_is_kept_where_less_memory_is_left(monkeypatch):
     """Kept prefixes are worth less than room for what is asked now."""
     block = bytes_per_position(small_model().language_model) * TEXT_BLOCK
-    monkeypatch.setattr("generation.prefix_store.LOOK_EVERY", 0)
     store, left = PrefixStore(small_model()), [10 * block]
     monkeypatch.setattr("generation.prefix_store.available_bytes", lambda device: left[0])
     chains = [torch.arange(2 * TEXT_BLOCK) + 1000 * number for number in range(3)]
@@ -184,13 +183,16 @@ def test_an_answer_that_became_other_than_finite_is_not_gone_on_with(stops, monk
     session, options = Session(vlm), {"max_new_tokens": 9, "stop_token_ids": stops}
     free = vlm.generate(**inputs_of(prompt), max_new_tokens=9, **NO_STOP)[0].tolist()
 
-    def step(token_ids, kv_cache, start_pos):
-        calls.append(1)
-        logits = Step(vlm.language_model)(token_ids, kv_cache, start_pos)
-        if len(calls) == 4:
-            kv_cache[1]["key"][:, :, start_pos] = torch.nan
-            logits = logits * torch.nan
-        return logits
+    class Breaks(Step):
+        def __call__(self, token_ids, kv_cache, start_pos, offset=0):
+            calls.append(1)
+            logits = super().__call__(token_ids, kv_cache, start_pos, offset)
+            if len(calls) == 4:
+                kv_cache[1]["key"][:, :, start_pos] = torch.nan
+                logits = logits * torch.nan
+            return logits
+
+    step = Breaks(vlm.language_model)
 
     with pytest.raises(NotFiniteError):
         session.generate(**inputs_of(prompt), **options, decode_step=step)

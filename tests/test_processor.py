@@ -366,25 +366,3 @@ def test_build_tokenizer():
 def test_arguments_of_transformers_models_are_refused_with_ours(name, ours):
     with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
         VisionLanguageModel.from_pretrained(EMBEDDED, **{name: "auto"})
-
-
-@pytest.mark.parametrize(("name", "ours"), [("min_pixels", "max_pixels"), ("max_pixel", "max_pixels")])
-def test_arguments_of_transformers_processors_are_refused_with_ours(name, ours):
-    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
-        Processor.from_pretrained(EMBEDDED, **{name: 1})
-
-
-def test_methods_of_transformers_processors_are_refused_with_ours():
-    own = embedded()
-    for name, ours in (
-        ("batch_decode", "decode"),
-        ("apply_chat_template", "prepare"),
-        ("save_pretrained", "model"),
-    ):
-        assert not hasattr(own, name)
-        with pytest.raises(AttributeError, match=ours):
-            getattr(own, name)
-    with pytest.raises(TypeError, match="ask"):
-        own(text="how many?", images=None)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = own.no_such_name

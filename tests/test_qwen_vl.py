@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import math
 import random
@@ -264,20 +263,6 @@ def test_another_budget_is_another_run(cli, tmp_path):
     ):
         assert cli(*ask, *more, model=tmp_path / "model")[0] == status
         assert evaluate([str(one) for one in (*score, *few, *more)]) == status
-
-
-def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
-    """In a chat too; an option that changes nothing is not named."""
-    save_hf("qwen3_vl", tmp_path / "model")
-    photo = tmp_path / "photo.png"
-    draw_image(1600, 1200).save(photo)
-    ask, few = (photo, photo, "-q", "how many"), ("--max-new-tokens", 2)
-    for more, hints in ((("--max-pixels", 30_000), 1), (("--max-pixels", 10**7), 0)):
-        _, _, said = cli(*ask, *few, *more, model=tmp_path / "model")
-        assert said.count("seen at") == 1 and said.count("--max-pixels") == hints
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {photo}\n"))
-    _, _, said = cli("chat", "--no-image", *few, model=tmp_path / "model")
-    assert said.count("seen at") == 1
 
 
 @pytest.fixture(scope="module", params=CLASSES)

@@ -11,8 +11,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from generation.options import GenerationOptions
-from generation.sampling import Row, SamplingParams, adjusted_scores, choose, make_seeds, sample, uniforms
+from generation.draws import adjusted_scores, make_seeds, sample, uniforms
+from generation.options import GenerationOptions, SamplingParams
+from generation.sampling import Row, choose
 
 CASES = [
     {"temperature": 0.7},

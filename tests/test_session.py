@@ -5,15 +5,12 @@ That a session's answers are those of a fresh `generate` is in test_generate.py 
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
 from generation.features import FeatureCache, digests_of
 from generation.keyed_prompts import Item, KeyedPrompt, embed_after, first_part
 from generation.session import Session
-from generation.steps import Step
 from tests.invariants import assert_close, session_holds
 from tests.prompts import (
     NO_STOP,
@@ -28,7 +25,6 @@ from tests.prompts import (
     words,
 )
 from tests.tiny import IMAGE_ID
-from tests.waiting import PATIENCE
 
 # --- what is saved
 
@@ -148,10 +144,9 @@ def test_the_cache_grows_in_steps_up_to_the_context():
     fork = session.generate_detailed(
         **inputs_of(history[:500]), max_new_tokens=9, num_return_sequences=2, **NO_STOP
     )
-    # Two slots for as long as there are two answers, with what the prompt shares with the kept one.
-    assert fork.kv_cache_bytes == 2 * 1024 * position and fork.reused == length_of(history[:500]) - 1
+    assert fork.kv_cache_bytes == 2 * 1024 * position  # two slots for as long as there are two answers
     one = session.generate_detailed(**inputs_of(history[:500]), max_new_tokens=9, **NO_STOP)
-    assert one.kv_cache_bytes == 1024 * position and one.reused == length_of(history[:500]) - 1
+    assert one.kv_cache_bytes == 1024 * position
     assert torch.equal(
         session.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
         model.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
@@ -180,35 +175,6 @@ def test_what_a_session_cannot_do_is_refused_and_changes_nothing(vlm):
             session.generate_stream(**inputs, **options)
     assert torch.equal(stream.drain().token_ids, answer)  # not even the answer that goes on
     session_holds(session, vlm, [*prompt, *answer[0].tolist()])
-
-
-# --- threads
-
-
-def test_threads_that_share_a_session_wait_for_each_other(vlm):
-    """The second asks while the first is in the middle of a step: both get the answers of a fresh model."""
-    prompts = [inputs_of(words(seed, 6)) for seed in (1, 2)]
-    expected = [vlm.generate(**prompt, max_new_tokens=6, **NO_STOP) for prompt in prompts]
-    session, got, second_is_there = Session(vlm), {}, threading.Event()
-    eager = Step(vlm.language_model)
-
-    def step(token_ids, kv_cache, start_pos):
-        if threading.current_thread() is threads[0]:
-            if not threads[1].ident:
-                threads[1].start()
-            second_is_there.wait(0.05)
-        else:
-            second_is_there.set()
-        return eager(token_ids, kv_cache, start_pos)
-
-    def ask(index: int):
-        got[index] = session.generate(**prompts[index], max_new_tokens=6, **NO_STOP, decode_step=step)
-
-    threads = [threading.Thread(target=ask, args=[index]) for index in (0, 1)]
-    threads[0].start()
-    threads[0].join(PATIENCE)
-    threads[1].join(PATIENCE)
-    assert [got[index].tolist() for index in (0, 1)] == [tokens.tolist() for tokens in expected]
 
 
 # --- features by content

@@ -22,14 +22,13 @@ import pytest
 from pyarrow import parquet
 
 from data.errors import DatasetError
-from data.held_out import Share, open_both, warn_of_one_answer
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
-from data.row_files import FileRows, FileStream, Stream
+from data.row_files import Stream
 from data.sources import (
     DatasetConfig,
-    all_rows,
+    Share,
     count_rows,
     open_datasets,
     open_rows,
@@ -254,41 +253,33 @@ def test_a_first_line_that_is_no_object_costs_a_file_of_lines_one_row(tmp_path, 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_samples_of_webdataset(tmp_path, streaming):
-    """An image and a json of conversations, or of a caption to a question that is always the same; what is no
-    JSON costs one row."""
+    """A folder of tars with an image and a json of conversations, which may say where the image came from; or
+    of a caption to a question that is always the same."""
     turns = [{"from": "human", "value": "<image>\nwhat?"}, {"from": "gpt", "value": "a star"}]
-    held = [{"conversations": turns, "license": None}, {"conversations": turns, "license": 3}]
+    held = [{"conversations": turns, "license": one, "image": "from/0.png"} for one in (2, 3)]
     samples = {
         f"a/{i:03}": {"jpg": png(seed=i), "json": json.dumps(one).encode()} for i, one in enumerate(held)
     }
-    write_tar(tmp_path / "1.tar", samples | {"b/x": {"jpg": png(), "json": b"{nonsense"}})
-    write_tar(tmp_path / "2.tar", {"c/long" + "g" * 120: samples["a/000"]})
-    entry = {"path": str(tmp_path / "*.tar"), "streaming": streaming}
-    batches = [*loader(open_datasets([entry]), epochs=1, micro_batch_size=4, max_drop_rate=1)]
-    assert sum(batch.images for batch in batches) == 3
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards" / "train-1.tar", samples)
+    write_tar(tmp_path / "shards" / "train-2.tar", {"c/long" + "g" * 120: samples["a/000"]})
+    write_tar(tmp_path / "shards" / "val-0.tar", {"x": samples["a/000"]})
+    for path, split, count in (
+        ("shards", "train", 3),
+        ("shards", "validation", 1),
+        ("shards/t*.tar", "train", 3),
+    ):
+        entry = {"path": str(tmp_path / path), "split": split, "streaming": streaming}
+        batches = [*loader(open_datasets([entry]), epochs=1, micro_batch_size=4)]
+        assert sum(batch.images for batch in batches) == count
     write_tar(tmp_path / "3.tar", {"c": {"png": png(), "json": b'{"text": "a sun", "n": 0}', "cls": b"1\n"}})
     for column, answer in (("json.text", "a sun"), ("cls", "dog")):
         more = {"columns": {"answer": column}, "constants": {"question": "What?"}, "names": ["cat", "dog"]}
         (source,) = open_datasets([entry | more | {"path": str(tmp_path / "3.tar")}]).sources
-        (row,) = all_rows(source.rows) if streaming else source.rows
+        (row,) = source.rows
         question, said = source.schema.conversation(row)
         assert question["content"] == [{"type": "image", "image": png()}, {"type": "text", "text": "What?"}]
         assert said["content"][0]["text"] == answer
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_an_image_of_webdataset_has_any_ending_whatever_its_json_says(tmp_path, streaming):
-    """A folder of tars, whose json tells where each image came from: none is trained on without its image."""
-    rows = [{"question": "what?", "answer": f"{i}", "image": f"from/{i}.png"} for i in range(3)]
-    endings, told = ("jpg", "png", "JPEG"), [json.dumps(row).encode() for row in rows]
-    samples = {f"{i}": {endings[i]: png(seed=i), "json": told[i]} for i in range(3)}
-    write_tar(tmp_path / "0.tar", samples)
-    write_tar(tmp_path / "val-0.tar", {"x": samples["0"]})
-    for split, count in (("train", 3), ("validation", 1)):
-        (source,) = open_datasets([{"path": str(tmp_path), "streaming": streaming, "split": split}]).sources
-        assert isinstance(source.rows, FileStream if streaming else FileRows)
-        shown = [source.schema.images(row) for row in (all_rows(source.rows) if streaming else source.rows)]
-        assert shown == [[png(seed=i)] for i in range(count)]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -313,7 +304,7 @@ def test_sorted_rows_of_parquet_come_well_mixed(tmp_path, monkeypatch, streaming
     assert bool([*cache.rglob("*.arrow")]) is not streaming
     held = mixture.sources[0].rows
     if streaming:
-        assert "1.parquet, row 3" in held.where(3 * 2 + 1)
+        assert held.num_sections == 80
     else:
         assert [held[i]["question"] for i in (0, 1, 3_999, 49, 50)] == ["0", "1", "3999", "49", "50"]
 
@@ -327,7 +318,7 @@ def test_files_of_parquet_may_have_columns_that_others_lack(tmp_path, streaming)
         parquet.write_table(table, tmp_path / f"{number}.parquet")
     entry = {"path": str(tmp_path), "allow_text_only": True, "streaming": streaming}
     (source,) = open_datasets([entry]).sources
-    read = list(all_rows(source.rows) if streaming else source.rows)
+    read = list(source.rows)
     assert [{**row, "note": row.get("note")} | {"more": row.get("more")} for row in read] == [
         {"note": None, "more": None} | rows[0] | more for more in rows
     ]
@@ -497,19 +488,6 @@ def test_a_mistake_in_a_recipe_is_named_in_one_sentence(tmp_path, entries, field
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("named", "streaming"), [("{}/secret.csv", False), ("../secret.csv", True)])
-def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, streaming):
-    """Its first line would be columns, which are shown, and its lines would be rows."""
-    (tmp_path / "secret.csv").write_text("token,question,answer\n1,2,3\n")
-    (tmp_path / "rows").mkdir()
-    cauldron().to_parquet(str(tmp_path / "rows" / "train.parquet"))
-    configs = [{"config_name": "default", "data_files": [{"split": "train", "path": named.format(tmp_path)}]}]
-    (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
-    with pytest.raises(DatasetError, match=r"secret\.csv") as caught:
-        open_datasets([{"path": str(tmp_path / "rows"), "streaming": streaming}])
-    assert "token" not in str(caught.value)
-
-
 # ----------------------------------------------------------------------------------------------- splits
 def write(path, *names: str, **more) -> None:
     """A row for each name, which is its answer."""
@@ -518,8 +496,7 @@ def write(path, *names: str, **more) -> None:
 
 def answers(path, split: str, streaming: bool = False) -> str:
     rows, _ = open_rows(str(path), None, split, streaming)
-    found = all_rows(rows) if streaming else rows
-    return "".join(row["answer"] for row in found)
+    return "".join(row["answer"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +510,6 @@ def answers(path, split: str, streaming: bool = False) -> str:
         ({"rows.jsonl": "a", "test.jsonl": "b", "val/metadata.jsonl": "c"}, {"train": "a", "test": "b"}),
         ({"train.jsonl": "ab", "own/rows.jsonl": "ef"}, {"train[1:]": "b", "own[1:]": "f"}),  # of any name
         ({"a.jsonl": "a", "contest.jsonl": "b"}, {"train": "ab", "": "ab"}),  # contest is not test
-        ({"train/rows.jsonl": "a", "train_images/metadata.jsonl": "b"}, {"train": "a"}),  # the very name
         ({"train.jsonl": "a", "test.jsonl": "c"}, {"": "ca"}),  # an evaluation that names no split
         ({"train/rows.jsonl": "a", "test/rows.jsonl": "b"}, {"": "a"}),
     ],
@@ -562,16 +538,6 @@ def test_files_named_one_by_one_are_train(tmp_path, name, rows):
     assert answers(tmp_path / name, "train") == rows
     with pytest.raises(DatasetError, match=r"'test'.* train"):
         answers(tmp_path / name, "test[:1]")
-
-
-def test_one_list_of_the_images_of_several_splits(tmp_path):
-    """It does not say which rows are held out."""
-    write(tmp_path / "metadata.jsonl", "a", file_name="train/a.png")
-    (tmp_path / "train").mkdir()
-    assert answers(tmp_path, "train") == "a"
-    (tmp_path / "val").mkdir()
-    with pytest.raises(DatasetError, match="train and which val"):
-        answers(tmp_path, "train")
 
 
 def test_the_page_names_every_key_of_a_dataset():
@@ -614,7 +580,7 @@ def flowers(folder, stored: str) -> dict:
 
 def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     """The answer of each row and its image."""
-    (source,) = open_datasets([entry], share=share and share.of).sources
+    (source,) = open_datasets([entry], share=share).sources
     found = [source.schema.conversation(row) for row in source.rows]
     return [
         (answer["content"][0]["text"], load_image(question["content"][0]["image"]).tobytes())
@@ -644,7 +610,7 @@ def test_rows_that_cannot_be_held_out(tmp_path):
     entry = flowers(tmp_path / "flowers", "lines")
     for more in ({"streaming": True}, {"split": "train[:1]"}):
         with pytest.raises(DatasetError, match=r"rows\.jsonl"):
-            open_datasets([entry | more], share=Share(0.2, True).of)
+            open_datasets([entry | more], share=Share(0.2, True))
 
 
 def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
@@ -652,35 +618,3 @@ def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
     rows = rows.cast_column("label", datasets.ClassLabel(num_classes=4))
     with pytest.raises(DatasetError, match="own"):
         Share(0.2, True).of(rows, "rows")
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_rows_that_end_in_calls_are_compared_by_these(tmp_path, caplog, number):
-    calls = [{"name": "look", "arguments": {"at": at % number}} for at in range(10)]
-    talks = [[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [one]}] for one in calls]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    entry = {"path": str(path), "allow_text_only": True}
-    for holdout in (0.0, 0.4):
-        caplog.clear()
-        open_both([entry], [], holdout)
-        assert len(caplog.records) == (number == 1) * (1 + (holdout > 0))
-        for record in caplog.records:
-            said = record.getMessage()
-            assert "look" in said and ("--holdout" in said) == (holdout == 0)
-
-
-@pytest.mark.slow
-def test_a_split_with_one_answer_is_named(tmp_path, caplog):
-    """The last fifth of a sorted folder is one class."""
-    entry = flowers(tmp_path / "flowers", "folder")
-    for more, share in (
-        ({"split": "train[:80%]"}, None),
-        ({}, Share(0.2, True)),
-        ({"split": "train[:1]"}, None),
-    ):
-        warn_of_one_answer(open_datasets([entry | more], share=share and share.of))
-        assert not caplog.records
-    warn_of_one_answer(open_datasets([entry | {"split": "train[80%:]"}]))
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and CLASSES[-1] in record.args

@@ -245,15 +245,15 @@ def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypat
 
 
 def test_lookup_by_itself_is_for_a_row_that_is_decoded_alone():
-    speculation = Speculation(SimpleNamespace(chunks=True, same_bits=True), tiny_vlm())
+    speculation = Speculation(SimpleNamespace(same_bits=True), tiny_vlm())
     rows = [Row(GenerationOptions(stop_token_ids=()), torch.tensor([1, 2, 3, 4] * 9)) for _ in range(2)]
     for row in rows:
         speculation.begin(row)
         row.tokens = [1, 2, 3]
-    assert speculation.propose(rows) == [[], []]
-    assert speculation.propose(rows[:1])[0][:1] == [4]
+    assert speculation.propose(rows, 9) == [[], []]
+    assert speculation.propose(rows[:1], 9)[0][:1] == [4]
     rows[1].proposer = None
-    assert speculation.propose(rows)[0] == []
+    assert speculation.propose(rows, 9)[0] == []
 
 
 def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
@@ -305,7 +305,6 @@ def passes(prompt: list[int], answer: list[int]) -> list[tuple[int, int]]:
     done, new_ids, seen = 1, answer[:1], []
     while done < len(answer):
         ids = lookup.propose(new_ids)[: len(answer) - done - 1]
-        lookup.observe(len(ids))
         right = next((n for n, token in enumerate(ids) if token != answer[done + n]), len(ids))
         new_ids, done = answer[done : done + right + 1], done + right + 1
         seen.append((len(ids), right))

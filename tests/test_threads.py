@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,17 +13,16 @@ import torch
 
 import serve
 from eval import __main__ as evaluate
+from generate import ask_parser
 from generation import kv_cache as kv
-from generation import threads
-from generation.fast.native import build
-from generation.fast.native import step as native_step
+from generation import processors
+from generation.fast.native import build, passes
 from generation.fast.native.panels import round_layer
+from generation.fast.native.passes import Pass, Passes
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from generation.threads import Pass, Threads, limit_threads, quota
-from inference.ask import parser as ask_parser
-from inference.checkpoint import open_checkpoint
+from generation.processors import limit_threads, quota
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -97,29 +95,29 @@ def test_quotas_of_made_up_machines(tmp_path, mounts, cgroups, files, expected):
 def test_who_says_how_many_threads(monkeypatch):
     """The option, then the variable, then what the process may use; whatever PyTorch's default is."""
     torch.set_num_threads(4)
-    monkeypatch.setattr(threads, "processors", lambda: 1.5)
+    monkeypatch.setattr(processors, "processors", lambda: 1.5)
+    monkeypatch.setattr(processors, "_most", 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert Threads().limit() == 2 == torch.get_num_threads()
+    assert limit_threads() == 2 == torch.get_num_threads()
+    monkeypatch.setattr(processors, "_most", 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     torch.set_num_threads(4)
-    shared = Threads()
-    assert shared.limit() == 4
-    assert shared.limit(3) == 3 == torch.get_num_threads() == shared.limit()
+    assert limit_threads() == 4
+    assert limit_threads(3) == 3 == torch.get_num_threads() == limit_threads()
 
 
 # ------------------------------------------------------------------------------------- beside other work
-LARGE = 100 * threads.EACH
+LARGE = 100 * passes.EACH
 
 
 class Machine:
     """Passes of 10 ms, in which several threads lose some, on a clock that is made up."""
 
     def __init__(self, monkeypatch, most: int):
-        self.now, self.off, self.lost, self.counts = 100.0, 0.0, 0.0, list[int]()
-        monkeypatch.setattr(threads.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(threads.time, "thread_time", lambda: self.now - self.off)
-        self.shared = Threads()
-        self.shared.limit(most)
+        self.now, self.lost, self.counts = 100.0, 0.0, list[int]()
+        monkeypatch.setattr(passes.time, "perf_counter", lambda: self.now)
+        self.shared = Passes()
+        limit_threads(most)
 
     def work(self, made: Pass) -> None:
         self.counts.append(made.threads)
@@ -149,7 +147,7 @@ def test_what_tries_cost_is_bounded_and_all_come_back(monkeypatch):
         machine.run()
     assert machine.counts.count(2) < 30
     machine.lost = 0.0
-    machine.now += threads.LONGEST_PAUSE
+    machine.now += passes.LONGEST_PAUSE
     assert {machine.run() for _ in range(20)} == {2}
     machine.lost = 0.001  # a small share of a pass, and then a larger one
     assert machine.run() == 2 == machine.run()
@@ -161,29 +159,8 @@ def test_what_tries_cost_is_bounded_and_all_come_back(monkeypatch):
 
 def test_small_work_takes_few_threads(monkeypatch):
     machine = Machine(monkeypatch, 4)
-    each = threads.EACH
+    each = passes.EACH
     assert [machine.run(products) for products in (1, each, 3.5 * each, 1000 * each)] == [1, 1, 3, 4]
-
-
-def test_one_pass_at_a_time_has_several_threads(monkeypatch):
-    machine = Machine(monkeypatch, 4)
-    machine.shared.run(lambda made: machine.counts.append(machine.run()), LARGE)
-    assert machine.counts == [1, 1] and machine.run() == 4
-
-
-@torch.no_grad()
-def test_pytorchs_own_passes_give_way_as_well(monkeypatch):
-    machine = Machine(monkeypatch, 2)
-    for off, expected in ((0.0, 2), (0.4, 2), (0.6, 2), (0.0, 1), (0.9, 1)):
-        with machine.shared.eager():
-            assert torch.get_num_threads() == expected
-            machine.now += 0.1
-            machine.off += 0.1 * off
-    machine.now += threads.LONGEST_PAUSE
-    with torch.enable_grad(), machine.shared.eager():
-        assert torch.get_num_threads() == 1, "training keeps what it has"
-    with machine.shared.eager():
-        assert torch.get_num_threads() == 2
 
 
 # ------------------------------------------------------------------------------------ the same results
@@ -223,51 +200,20 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
             assert torch.equal(one, other), f"after {stake} s"
 
 
-def alone_on_one_processor(say) -> None:
-    """Of a process of its own: whether tokens are those of one thread where helpers come too late to help."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before there are other threads
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who is woken waits for its turn
-    lm = make_model().language_model
-    step = NativeStep(lm)
-
-    def tokens() -> list[torch.Tensor]:
-        cache = kv.allocate_for(lm, 1, 40)
-        return [step(torch.tensor([[token]]), cache, token) for token in range(40)]
-
-    with torch.no_grad():
-        limit_threads(1)
-        expected = tokens()
-        torch.set_num_threads(4)
-        native_step.run_pass = leaving(0.0)
-        say.send(all(map(torch.equal, tokens(), expected)))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on Linux")
-def test_the_thread_that_leads_stays_where_nobody_comes_to_help(compiler):
-    context = multiprocessing.get_context("spawn")
-    hear, say = context.Pipe(duplex=False)
-    process = context.Process(target=alone_on_one_processor, args=(say,))
-    process.start()
-    say.close()
-    assert hear.poll(PATIENCE) and hear.recv()
-    process.join()
-
-
 # ------------------------------------------------------------- forks, models and threads at once, odd sizes
 def in_a_process(script: str) -> str:
     """What a program prints that has two threads and compiled steps of the tests' models."""
     opening = """
 import copy, os, threading, torch
-from generation import kv_cache as kv, threads
+from generation import kv_cache as kv
+from generation.fast.native import passes
 from generation.fast.native.step import NativeStep
 from generation.steps import Step
-from generation.threads import limit_threads
 from models.config import TextConfig
 from models.language_model import LanguageModel
 from tests.test_fast_decode import make_model
 limit_threads(2)
-threads.EACH = 1  # small models take several as well
+passes.EACH = 1  # small models take several as well
 torch.set_grad_enabled(False)
 def logits(step, lm, count=30):
     with torch.no_grad():
@@ -286,18 +232,12 @@ def logits(step, lm, count=30):
 
 @pytest.mark.slow
 def test_the_child_of_a_fork_answers_with_one_thread(compiler):
-    """Though its parent has threads, and is in the middle of a pass."""
+    """Though its parent has threads."""
     script = """
 lm = make_model().language_model
 step = NativeStep(lm)
 expected = logits(step, lm)
 torch.ones(1000, 1000) @ torch.ones(1000, 1000)  # PyTorch has threads as well
-stop = threading.Event()
-def ask():
-    while not stop.is_set():
-        logits(step, lm)
-busy = threading.Thread(target=ask)
-busy.start()
 children = []
 for _ in range(10):
     child = os.fork()
@@ -307,8 +247,6 @@ for _ in range(10):
         os._exit(0 if same else 1)
     children.append(child)
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
-stop.set()
-busy.join()
 assert torch.equal(logits(step, lm), expected) and limit_threads() == 2
 """
     assert in_a_process(script).split() == str([0] * 10).split()
@@ -349,7 +287,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    [ask_parser(), serve.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
@@ -358,8 +296,3 @@ def test_every_program_takes_threads(parser, capsys):
         with pytest.raises(SystemExit):
             parser.parse_args(["--threads", number])
         assert "--threads" in capsys.readouterr().err
-
-
-def test_a_checkpoint_is_opened_with_as_many(model_folder):
-    checkpoint = open_checkpoint(model_folder, device="cpu", threads=2)
-    assert threads.limit_threads() == 2 and checkpoint.compiled().decode_step is not None

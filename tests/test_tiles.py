@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from PIL import Image
 
 from data.part_tensors import on_device
 from data.tiles import Parts
-from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.scheduler import Scheduler
@@ -64,14 +62,11 @@ def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
         assert torch.equal(on_device(own.parts, torch.device(device), dtype).cpu(), same.to(dtype))
 
 
-@pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
-def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
-    """Docker gives 64 MB of it, and a process that writes more is killed."""
-    space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.part_tensors.os.statvfs", lambda path: space)
+def test_between_processes_images_go_through_the_pipe():
+    """Docker gives 64 MB of shared memory, and a process that writes more is killed."""
     tiles = Parts.of(codes(6, 1, side=512), VALUES)
     sent = ForkingPickler.dumps(tiles)
-    assert (len(sent) > tiles.nbytes) == piped
+    assert len(sent) > tiles.numel()
     assert torch.equal(pickle.loads(sent).to("cpu"), tiles.to("cpu"))
     tiles = Parts.cat((Parts.of(codes(1, 2, side=32), VALUES), mixed()[0]))  # of two sizes
     there = pickle.loads(ForkingPickler.dumps(tiles))
@@ -84,7 +79,6 @@ def test_processors_cut_bytes_and_know_equal_tiles(kind):
     tiles = processor(kind).images.cut(draw_image(150, 90)).parts
     assert len(set(tiles.digests)) == len(tiles)
     assert sum(tile.values is None for tile in tiles) <= 1  # nanoVLM's whole image is computed with
-    assert tiles.nbytes < 0.5 * tiles.to("cpu").nbytes
     again = processor(kind).images.cut(draw_image(150, 90)).parts
     assert again.digests == tiles.digests
     blank = processor(kind).images.cut(Image.new("RGB", (150, 90), (250, 250, 250))).parts
@@ -95,24 +89,6 @@ def test_processors_cut_bytes_and_know_equal_tiles(kind):
 def prompt_of(tiles: list[int], *text: int) -> dict:
     """Model inputs of one prompt: tiles by their seeds, as `prompts.inputs_of` gives them, then text."""
     return inputs_of([*map(ImageBlock, tiles), *text])
-
-
-def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch):
-    rows = [prompt_of(tiles, *words(sum(tiles), 4)) for tiles in ([1, 2, 1], [2, 2, 3], [1, 4, 3])]
-    inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    options = {"max_new_tokens": 6, **NO_STOP}
-    with torch.no_grad():
-        each = vlm.embed(**inputs)
-    with monkeypatch.context() as patch:
-        _, images = record(patch, vlm)
-        with torch.no_grad():
-            encode = FeatureCache(vlm, 0).encode
-            once = vlm.embed(**inputs, encode=lambda parts: encode(parts, digests_of(parts))[0])
-        answers = vlm.generate(**inputs, **options)
-    assert images == [4] * 2
-    torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
-    alone = [vlm.generate(**row, **options)[0].tolist() for row in rows]
-    assert answers.tolist() == alone
 
 
 @pytest.mark.parametrize("entrance", ["model", "session", "scheduler"])
@@ -130,6 +106,6 @@ def test_bytes_give_the_answer_of_their_numbers(vlm, monkeypatch, entrance):
     else:
         generate = vlm.generate if entrance == "model" else Session(vlm).generate
         assert torch.equal(generate(ids, tiles, **options), expected)
-    assert images == [3]
+    assert images == ([4] if entrance == "model" else [3])
     with pytest.raises(ValueError):
         vlm.generate(ids, tiles, torch.ones(4, SIDE, SIDE), **options)

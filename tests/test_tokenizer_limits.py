@@ -9,13 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 import generate
 from data.errors import ProcessorError, PromptError
 from data.processor import Processor
-from data.tokenizer import private_tokenizer
 from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from tests.processors import processor
 
@@ -73,10 +70,3 @@ def test_a_broken_file_is_one_sentence_at_the_command_line(text, tmp_path, capsy
     assert generate.main([str(EXAMPLE_IMAGE), "what is it?", "--model", str(folder)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "loading" not in line]
     assert line.startswith("generate.py: error: ") and "Traceback" not in line
-
-
-def test_a_token_id_that_nobody_can_count_up_to():
-    """To write a tokenizer out, the library counts up to its largest id: of 372 million it aborted."""
-    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
-    with pytest.raises(PromptError, match="8000000"):
-        private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")

@@ -166,13 +166,12 @@ def close(one: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "parallel"), [("lora", "fsdp"), ("muon", "ddp")])
 def test_two_ranks_are_as_one(base, way, parallel, tmp_path):
-    """On rows of which most have no image, resumed from what was saved while the run went on: what the next
-    steps did is not in it."""
+    """On rows of which most have no image, resumed from a state."""
     rows = named(write_rows(tmp_path / "rows.jsonl", every=12))
     settings = base[1] | WAYS[way] | {"data": rows, "micro_batch_size": 1, "steps": 5}
     train.main(flags(**(settings | {"output": str(tmp_path / "one")})))
     settings |= {"output": str(tmp_path / "two"), "parallel": parallel}
-    run(2, **(settings | {"steps": 4, "save_every": 3, "keep": 2, "async_save": True}))
+    run(2, **(settings | {"steps": 4, "save_every": 3, "keep": 2}))
     states = sorted((tmp_path / "two" / "state").iterdir())
     assert [state.name for state in states] == ["step-00000003", "step-00000004"]
     shutil.rmtree(states[1])

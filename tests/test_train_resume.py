@@ -160,7 +160,7 @@ def test_a_full_disk_does_not_end_the_run(folder, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room, ranks, more", [(1000, 1, {}), (32_768, 2, {"async_save": True})])
+@pytest.mark.parametrize("room, ranks, more", [(1000, 1, {}), (32_768, 2, {})])
 def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     """Too small for run.yaml, or for a state's tensors: the system's reason is given."""
     output = f"none-{ranks}"

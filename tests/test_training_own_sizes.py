@@ -14,9 +14,9 @@ from transformers import AutoModelForImageTextToText
 
 import train
 from data.errors import ProcessorError
+from data.image_rules import Images
 from data.packing import Batch, SampleEncoder, collate, pack, pack_answers
 from data.processor import Processor
-from data.tiles import Images
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from families.internvl import InternVLImages

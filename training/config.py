@@ -269,7 +269,6 @@ class TrainConfig:
     )
     activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
     compile: bool = setting(False, "torch.compile the blocks, but not those of towers for whole images")
-    async_save: bool = setting(False, "under torchrun: write the training state in the background")
 
     # the model
     scale_factor: int = setting(

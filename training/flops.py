@@ -9,11 +9,11 @@ short convolutions do not count. The tests compare this with torch's own counter
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.benchmark import Timer
 
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
@@ -154,15 +154,20 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that a product of two large matrices reaches here. They grow as long as a product is quick: of
     types that it has no instructions for, a CPU takes seconds for a large one."""
+    wait = torch.accelerator.synchronize if device.type != "cpu" else lambda device: None
     own = torch.Generator(device).manual_seed(0)  # the run's random numbers are left alone
     best, seconds, side = 0.0, 0.0, 128
     while seconds < 0.02 and side < 8192:
         side *= 2
         # Not constants: their products are faster on a GPU than any that training computes.
         a = torch.randn(side, side, generator=own, device=device, dtype=dtype)
-        timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-        seconds = min(timer.blocked_autorange(min_run_time=0.03).times)
-        best = max(best, 2 * side**3 / seconds)
+        for _ in range(5):  # a GPU's first one loads its library
+            wait(device)
+            start = time.perf_counter()
+            a @ a
+            wait(device)
+            seconds = time.perf_counter() - start
+            best = max(best, 2 * side**3 / seconds)
     return best
 
 

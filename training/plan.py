@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from data.image_rules import Images
 from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
-from data.tiles import Images
 from families import FAMILIES
 from models.checkpoints.backbones import TEXT, VISION, choose_backbone
 from models.checkpoints.load import Uninitialised, read_config

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
-from data.held_out import open_both
+from data.image_rules import Images
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor
-from data.sources import Mixture
-from data.tiles import Images
+from data.sources import Mixture, open_both
 from data.visuals import open_video
 from families import FAMILIES, NEW
-from generation.options import SamplingParams, adjusted_scores
+from generation.draws import adjusted_scores
+from generation.options import SamplingParams
 from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.checkpoints.sources import open_files

@@ -9,12 +9,11 @@ from itertools import groupby
 import numpy as np
 
 from data.box_rows import SIZES
-from data.held_out import open_both
 from data.loader import LoaderConfig, look
 from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
 from data.row_schemas import OF_BOXES
-from data.sources import Source
+from data.sources import Source, open_both
 from messages import counted, for_terminal
 from models.checkpoints.sources import open_files
 from training.config import TrainConfig, dataset_entries

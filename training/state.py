@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -66,7 +65,7 @@ class StateError(ValueError):
 
 class RunState:
     """Saves and loads in `state/` of the run's output; parameter names key everything. All ranks call its
-    methods together. With `async_save`, a state is written while the run goes on, and the next save waits."""
+    methods together."""
 
     def __init__(
         self,
@@ -80,17 +79,12 @@ class RunState:
         self.config, self.folder, self.modules, self.optimizers = config, output / FOLDER, modules, optimizers
         self.average, self.ranks = average, ranks
         self.model_saved = True  # whether the model was written, too, with the latest state
-        self._pending: tuple[Any, int] | None = None  # what a background save returns, and its step
-        # A background save talks to the other ranks while steps do. Without a group of its own, one would
-        # receive what was meant for the other, and all would wait for ever.
-        apart = config.async_save and ranks.together
-        self._group = dist.new_group(backend="gloo") if apart else None
 
     # --------------------------------------------------------------------------------------------- save
     def save(self, step: int, data: dict[str, Any]) -> str | None:
         """Write the state after `step` steps, with this rank's data state. Returns None, or why it could not
         be written (a full disk, say): the states before are unharmed."""
-        problem, cuda = self.wait(), self.ranks.device.type == "cuda"
+        cuda = self.ranks.device.type == "cuda"
         drawn = {"torch": torch.get_rng_state(), "python": random.getstate()}  # all that a step may draw from
         drawn |= {"cuda": torch.cuda.get_rng_state(self.ranks.device)} if cuda else {}
         run = {
@@ -100,28 +94,16 @@ class RunState:
             "random": self.ranks.gather(drawn),
             "model_saved": self.ranks.gather(self.model_saved)[0],
         }
-        if (failed := self._together(lambda: self._begin(step, run))) is not None:
-            return failed
-        tensors, writer = self._tensors(), _Writer(self._writing(step), sync_files=True)
-        if self._group is not None:
-            self._pending = dcp.async_save(tensors, storage_writer=writer, process_group=self._group), step
-            return problem
 
         def write() -> None:
+            writer = _Writer(self._writing(step), sync_files=True)
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # one process saves alone
-                dcp.save(tensors, storage_writer=writer, no_dist=not self.ranks.together)
+                dcp.save(self._tensors(), storage_writer=writer, no_dist=not self.ranks.together)
 
-        return self._end(write, step) or problem
-
-    def wait(self) -> str | None:
-        """Wait for a background save; returns why it could not be written."""
-        if self._pending is None:
-            return None
-        (future, step), self._pending = self._pending, None
-        return self._end(future.result, step)
-
-    def _end(self, write: Callable[[], Any], step: int) -> str | None:
-        return self._together(write) or self._together(lambda: self._finish(step))
+        for act in (lambda: self._begin(step, run), write, lambda: self._finish(step)):
+            if (problem := self._together(act)) is not None:
+                return problem
+        return None
 
     def _together(self, act: Callable[[], Any]) -> str | None:
         """Do it, and agree on whether it worked. Returns the first rank's error; a `StateError` goes through.

@@ -43,7 +43,7 @@ from inference.conversation import ContextFullError
 from inference.decide import decided
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form, ToolUse
-from inference.prefix_files import with_prefixes
+from inference.kept import with_prefixes
 from inference.thinking import held_to
 from web.stops import Piece, StopText
 from web.videos import RUNNING

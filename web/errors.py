@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from torch import OutOfMemoryError
 
-from data.errors import ImageError, ProcessorError, PromptTooLong, ThinkingError
+from data.errors import ImageError, ProcessorError, ThinkingError
 from generation.options import CacheMemoryError, NotFiniteError
 from inference.conversation import ContextFullError
 from inference.errors import FormError, user_errors
@@ -88,7 +88,7 @@ def refusal(error: Exception) -> Refused:
         return Refused(500, _FAULT)
     param = "messages" if isinstance(error, ImageError) else None
     param = error.option if isinstance(error, FormError | ThinkingError) else param
-    too_long = isinstance(error, ContextFullError | PromptTooLong)
+    too_long = isinstance(error, ContextFullError)
     code = "context_length_exceeded" if too_long else "invalid_value"
     return Refused(400, _FOR_PROGRAMS.sub("", one_line(error)), param, code)
 

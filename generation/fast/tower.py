@@ -15,18 +15,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.native.build import (
-    NoCompiler,
-    is_sound,
-    library_file,
-    load_library,
-)
+from generation.fast.native.build import NoCompiler, is_compiled, load_library
 from generation.fast.native.panels import (
     BITS,
     Matrix,
@@ -36,9 +32,9 @@ from generation.fast.native.panels import (
     to_panels,
     unreadable,
 )
-from generation.fast.network import PACKED_TOWER, TOWER, is_one_of
-from generation.fast.quantized import quantize_rows, replace_layers
-from generation.threads import Pass, fork_safe_lock, run_pass
+from generation.fast.native.passes import Pass, run_pass
+from generation.fast.network import PACKED_TOWER, TOWER
+from generation.fast.quantized import quantize_rows
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -97,19 +93,14 @@ def unsupported(tower) -> str | None:
 
 
 def _kind_of(tower) -> type[FastTower]:
-    return FastPackedTower if is_one_of(type(tower), PACKED_TOWER.modules[""]) else FastTower
+    return FastPackedTower if PACKED_TOWER.made(tower) else FastTower
 
 
 def _weight_bits(tower) -> int:
     return BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
 
 
-def is_compiled(tower) -> bool:
-    """Whether the library for this tower exists already. Raises NoCompiler."""
-    return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
-
-
-def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
+def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
     """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
 
     Args:
@@ -118,29 +109,11 @@ def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
     if reason := unsupported(tower):
         return None, f"eager: {reason}"
     try:
-        if compiling or is_compiled(tower):
+        if compiling or is_compiled(_library_parts(_weight_bits(tower))):
             return _kind_of(tower)(tower), FastTower.NAME
-        why = "compiling does not pay for a few images and a small model"
     except NoCompiler as error:
-        why = str(error)
-    if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():
-        replace_layers(tower, lambda layer, *_: OneDNNLinear(layer), (nn.Linear,))
-        return tower, f"oneDNN linear layers: {why}"
-    return None, f"eager: {why}"
-
-
-class OneDNNLinear(nn.Linear):
-    """A float32 linear layer by oneDNN, without gradients. PyTorch itself takes MKL, which reaches half of
-    that speed on AMD's processors."""
-
-    def __init__(self, linear: nn.Linear):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return None, f"eager: {error}"
+    return None, "eager: compiling does not pay for a few images and a small model"
 
 
 class PatchPanels(PanelLinear):
@@ -209,7 +182,7 @@ class FastTower(nn.Module):
         self._describe(self._description, tower)
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
-        self._lock = fork_safe_lock()
+        self._lock = Lock()
 
     def _describe_block(self, block: _Block, layer, index: int) -> None:
         block.fc1, block.fc2 = layer.mlp.fc1.matrix, layer.mlp.fc2.matrix

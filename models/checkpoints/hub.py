@@ -56,7 +56,7 @@ def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) 
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
         hint = "" if repo in KNOWN else meant(repo, KNOWN)
         return (
-            f"there is no folder {repo} here and no repository {repo} on {endpoint}: "
+            f"there is no folder {repo} here and no repository {repo} on {endpoint} (status {status}): "
             f"{hint or 'check the spelling'} (a private repository needs `hf auth login`)"
         )
     if status:

@@ -304,7 +304,7 @@ def test_sizes_that_it_does_not_take(change, reason):
 def test_launches_of_a_token(monkeypatch):
     """A kernel for each phase."""
     launches = []
-    for name in ("begin", "project", "attend", "add_product", "gate_up", "normed_product"):
+    for name in ("begin", "project", "attend", "add_product", "gate_up"):
         kernel = getattr(decoder_module.kernels, name)
         run_kernel = type(kernel).run
 

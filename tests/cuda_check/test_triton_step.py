@@ -62,13 +62,6 @@ def test_tokens_of_layers_that_differ(model):
     assert step.decoder(3) is not None
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_cache_that_is_outlived(vlm, monkeypatch, kept):
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
-    monkeypatch.setattr("generation.kv_cache.STEP", 4)
-    assert_as_eager(vlm, GraphStep(vlm.language_model), batch(2), max_new_tokens=8, **NO_STOP)
-
-
 def test_more_rows_than_the_kernels_take_are_the_eager_step_s(vlm):
     step, inputs = GraphStep(vlm.language_model), batch(4)
     options = {"max_new_tokens": 3, "num_return_sequences": 3, "temperature": 0.9, "seed": 4, **NO_STOP}

@@ -144,7 +144,7 @@ class TritonDecoder:
         inputs = 2 * config.delta_key_heads * config.delta_key_dim + values
         queries, keys = self._heads * self._width * (1 + config.attention_gate), self._kv * self._width
         self._heights = {
-            "attention": (queries, keys, keys, 0),
+            "attention": (queries, keys, keys),
             "conv": (3 * config.hidden_size,),
             "delta": (inputs, values, config.delta_value_heads, config.delta_value_heads),
         }
@@ -220,7 +220,7 @@ class TritonDecoder:
     def _launch(
         self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None, rows: int
     ) -> None:
-        S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
+        S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
         # Else the assembler spills a few, for some sizes, to have more programs at once.
         two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
@@ -231,8 +231,22 @@ class TritonDecoder:
         def grid(height: int, block: int) -> tuple[int]:
             return (min(-(-height // block), most, MOST_PROGRAMS),)
 
+        def project(norm: Tensor, parts: list[Tensor], out: Tensor, heights, bias: bool, **more) -> None:
+            """`kernels.project` of up to four matrices, with `parts`, their weights, scales and biases."""
+            tile, count, none = S.tile(S.D), len(heights), 4 - len(heights)
+            four = [parts[n + min(i, count - 1)] for n in range(0, 3 * count, count) for i in range(4)]
+            kernels.project[grid(sum(heights), tile[0])](
+                *(x, norm, *four, out, rows, eps, *heights, *[0] * none, S, bias, *tile), **warps, **more
+            )
+
+        def add_product(y: Tensor, parts: list[Tensor], width: int, bias: bool) -> None:
+            tile = S.tile(width)
+            kernels.add_product[grid(S.D, tile[0])](y, *parts, x, rows, width, S, bias, *tile, **warps)
+
+        table, head = model.embed_tokens, model.lm_head
         kernels.begin[(rows,)](
-            *(*self._inputs(token, position, offset), x, self._cos, self._sin, rows, S),
+            *(token, position, offset, table.weight.detach(), self._scale_of(table)),
+            *(model.inv_freq(self._device), x, self._cos, self._sin, rows, S),
             *(max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.ROTARY // 2)),
         )
         for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
@@ -240,15 +254,13 @@ class TritonDecoder:
             def parts(*names: str, of: dict[str, Tensor] = layer) -> list[Tensor]:
                 return [of[f"{name}{what}"] for what in ("", "_scale", "_bias") for name in names]
 
-            heights = self._heights[kind]
-            wide = sum(heights)
-            out: tuple[Any, ...]  # what the output's product takes after what it multiplies
+            *made, out = MIXERS[kind][1]
+            heights, bias = (
+                self._heights[kind],
+                {"attention": S.QKV_BIAS, "conv": S.CONV_BIAS}.get(kind, False),
+            )
+            project(layer["input_norm"], parts(*made), mixed, heights, bias)
             if kind == "attention":
-                kernels.project[grid(wide, S.BN_D)](
-                    *(x, layer["input_norm"], *parts("q_proj", "k_proj", "v_proj", "v_proj"), mixed, rows),
-                    *(eps, *heights, S, S.QKV_BIAS, S.BN_D, S.BK_D),
-                    **warps,
-                )
                 splits, key = self._splits(rows), cache["key"]
                 kernels.attend[(rows * self._kv * splits,)](
                     *(mixed, layer["q_norm"], layer["k_norm"], key, cache["value"], self._cos, self._sin),
@@ -257,13 +269,8 @@ class TritonDecoder:
                     *(S, splits, self._group, self._lines),
                     num_warps=4,
                 )
-                out = *parts("o_proj"), x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A
+                add_product(attended, parts(out), self._heads * self._width, S.O_BIAS)
             elif kind == "delta":
-                made = parts("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-                kernels.project[grid(wide, S.BN_D)](
-                    *(x, layer["input_norm"], *made, mixed, rows, eps, *heights, S, False, S.BN_D, S.BK_D),
-                    **warps,
-                )
                 held = [cache[name] for name in ("state", "recent", "inputs")]
                 kernels.delta[(rows * S.DELTA_VALUES * -(-S.DV // COLUMNS),)](
                     *(mixed, *(layer[name] for name in ("conv_weight", "dt_bias", "A_log", "norm")), *held),
@@ -272,41 +279,27 @@ class TritonDecoder:
                     *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
                     num_warps=4,
                 )
-                out = *parts("out_proj"), x, rows, S.E, S, False, S.BN_E, S.BK_E
+                add_product(attended, parts(out), S.E, False)
             else:
-                kernels.normed_product[grid(wide, S.BN_D)](
-                    *(x, layer["input_norm"], *parts("in_proj"), mixed, rows, eps),
-                    *(wide, S, S.CONV_BIAS, S.BN_D, S.BK_D),
-                    **warps,
-                )
                 kernels.convolve[grid(rows * S.D, CONVOLVED)](
                     *(mixed, layer["taps"], layer["taps_bias"], cache["conv"], position, attended, rows),
                     *(capacity, cache["conv"].stride(0), S, CONVOLVED),
                     num_warps=4,
                 )
-                out = *parts("out_proj"), x, rows, S.D, S, S.CONV_BIAS, S.BN_D, S.BK_D
-            kernels.add_product[grid(config.hidden_size, out[-2])](attended, *out, **warps)
-            kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, layer["post_norm"], *parts("gate_proj", "up_proj"), h, rows, eps, S, S.BN_G, S.BK_G),
+                add_product(attended, parts(out), S.D, S.CONV_BIAS)
+            tile = S.tile(S.D, pair=True)
+            kernels.gate_up[grid(S.F, tile[0])](
+                *(x, layer["post_norm"], *parts("gate_proj", "up_proj"), h, rows, eps, S, *tile),
                 **(warps | two),
             )
-            kernels.add_product[grid(config.hidden_size, S.BN_F)](
-                *(h, *parts("down_proj"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F), **warps
-            )
-        kernels.normed_product[grid(config.vocab_size, S.BN_D)](
-            *(x, *self._outputs(), self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D), **(warps | last)
-        )
+            add_product(h, parts("down_proj"), S.F, S.MLP_BIAS)
+        norm = model.norm.weight.detach()
+        project(norm, [head.weight.detach(), self._scale_of(head), norm], self._logits, (S.V,), False, **last)
 
-    def _inputs(self, token: Tensor, position: Tensor, offset: Tensor | None) -> tuple[Tensor | None, ...]:
-        table = self.model.embed_tokens
-        scale = getattr(table, "scale", None)
-        scale = self._cos if scale is None else scale  # not read
-        return token, position, offset, table.weight.detach(), scale, self.model.inv_freq(self._device)
-
-    def _outputs(self) -> tuple[Tensor, ...]:
-        last, norm = self.model.lm_head, self.model.norm.weight.detach()
-        scale = getattr(last, "scale", None)
-        return norm, last.weight.detach(), self._cos if scale is None else scale, norm  # no bias is read
+    def _scale_of(self, layer: Any) -> Tensor:
+        """Its scales; where it has none, a tensor that is not read."""
+        scale = getattr(layer, "scale", None)
+        return self._cos if scale is None else scale
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -2,23 +2,22 @@
 scheduler asks for both.
 
     step = GraphStep(model.language_model)
-    model.generate(**inputs, decode_step=step)
+    Session(model).generate(**inputs, decode_step=step)
 
 At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder
 is a few kernels written in Triton (`decoder.TritonDecoder`). What these do not take, many rows for example,
 is the eager step, recorded as it is.
 
-A graph is bound to addresses. Tokens, positions and logits therefore live in buffers that stay, and a small
-cache in one that is kept between answers (`StaticCache`). Positions are in device memory, so that one graph
-of the Triton kernels serves every length. One of the eager step serves a bucket of cache lengths and reads
-the cache up to the bucket's end, so that short contexts do not pay for long ones.
+A graph is bound to addresses. Tokens, positions and logits therefore live in buffers that stay, and a graph
+serves the next answer where that has the same cache, as in a session or a scheduler. Positions are in device
+memory, so that one graph of the Triton kernels serves every length. One of the eager step serves a bucket of
+cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay for long ones.
 
 On a CPU, or where a graph cannot be recorded, the same functions run without one.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 BUCKET = 256  # cache positions: the shortest bucket
 MAX_GRAPHS = 48  # the least recently used is given up first
-STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights in its type
 
 
 def bucket_of(length: int) -> int:
@@ -57,7 +55,7 @@ def triton_module() -> Any:
 
 
 def unsupported(language_model) -> str | None:
-    """The reason why `GraphStep` cannot run this model, or None. It has to know how to move its cache."""
+    """The reason why `GraphStep` cannot run this model, or None."""
     return DECODER.unknown(language_model)
 
 
@@ -132,72 +130,18 @@ class Graphs:
                     for _ in range(1 if shape in self._warm else 2):
                         function()
                         restore()
-                    graph = torch.cuda.CUDAGraph()
-                    self._pool = self._pool or torch.cuda.graph_pool_handle()
-                    # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
-                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                    try:
-                        function()
-                    except BaseException:
-                        with suppress(RuntimeError):  # the first error is the one to report
-                            self._end(graph)
-                        raise
-                    self._end(graph)
+                graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                    function()
+            except RuntimeError:
+                with suppress(RuntimeError):  # a capture that fails may leave the allocator recording
+                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                raise
             finally:
                 current.wait_stream(stream)
         self._warm.add(shape)
         return graph.replay
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            with suppress(RuntimeError):  # it has left the allocator recording
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-            raise
-
-
-class StaticCache:
-    """A small cache whose memory stays between answers, so that graphs recorded on it serve the next one too.
-
-    It is as wide as the last batch; what needs more than `max_bytes` stays where it is.
-    """
-
-    def __init__(self, language_model, max_bytes: int):
-        self._language_model, self._max_bytes = language_model, max_bytes
-        self.cache: KVCache | None = None
-        self._user: weakref.ref[Tensor] | None = None  # a tensor of the cache that was adopted last
-
-    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
-        """Move a cache's first `filled` positions into the static memory, unless `needed` do not fit there or
-        another cache is in it.
-
-        The list and its dicts stay the same objects and get other tensors, so nobody else may hold on to
-        the old ones.
-        """
-        layout, held = self._language_model.cache_layout, kv.geometry(kv_cache)
-        each = kv.numbers_per_token(layout) * held.dtype.itemsize
-        of_row = self._max_bytes // held.rows - kv.bytes_per_row(layout)
-        positions = of_row // each // BUCKET * BUCKET
-        positions = min(positions, self._language_model.config.max_position_embeddings)
-        if needed > positions or (self._user is not None and self._user() is not None):
-            return
-        own = held if self.cache is None else kv.geometry(self.cache)
-        if self.cache is None or (own.rows, own.dtype) != (held.rows, held.dtype):
-            self.cache = None  # the old memory is freed before the new one is taken
-            try:
-                self.cache = kv.allocate(layout, held.rows, positions, held.dtype, held.device)
-            except torch.OutOfMemoryError:  # the user's own cache serves as well
-                return
-        # Tensors of their own, which live as long as the user's cache.
-        target = kv.view(self.cache, positions)
-        kv.copy(kv.view(kv_cache, filled), kv.view(target, filled))
-        for layer, name in kv.by_slot(target):
-            layer[name][:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
-        for layer, adopted in zip(kv_cache, target, strict=True):
-            layer.update(adopted)
-        layer, name = next(kv.by_slot(kv_cache))
-        self._user = weakref.ref(layer[name])
 
 
 class GraphStep(Step):
@@ -223,9 +167,6 @@ class GraphStep(Step):
         self._addresses = addresses(model)
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
-        tensors = (*model.parameters(), *model.buffers())
-        weights = sum(tensor.numel() * (8 if tensor.dtype == torch.int32 else 1) for tensor in tensors)
-        self.static = StaticCache(model, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
@@ -264,11 +205,6 @@ class GraphStep(Step):
         except RuntimeError as error:
             return first_line(error)
         return self.failure
-
-    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
-        """See `Step`."""
-        self._check_weights()
-        self.static.adopt(kv_cache, filled, needed)
 
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor, offset: Tensor | None) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
@@ -313,21 +249,11 @@ class GraphStep(Step):
             )
         token, position, offsets, logits = (buffer[:batch] for buffer in self._buffers)
         token[:], position[:] = token_ids, start_pos
-        kv_len = self._read(batch, kv_cache, start_pos + 1 if isinstance(start_pos, int) else None)
         own = None
         if isinstance(offset, Tensor) or offset:
             own, offsets[:] = offsets, offset
-
-        def make() -> Callable[[], None]:
-            cache = fixed(kv_cache, kv_len)
-
-            def step() -> None:
-                logits.copy_(self._decode(token, cache, position, own))
-
-            return step
-
-        kind = batch, kv_len, own is None
-        self.graphs.get((places, *kind), kind, make, [])()
+        longest = start_pos + 1 if isinstance(start_pos, int) else None
+        self._recorded(token, kv_cache, position, logits.copy_, [], (), own, longest)()
         return logits.clone()
 
     @torch.no_grad()
@@ -343,15 +269,21 @@ class GraphStep(Step):
     ) -> Callable[[], None]:
         """See `generation.steps.Step`."""
         self._check_weights()
-        kv_len = self._read(len(token), kv_cache)
+        return self._recorded(token, kv_cache, positions, choose, state, key, offsets)
+
+    def _recorded(
+        self, token, kv_cache: KVCache, positions, choose, state, key, offsets, longest: int | None = None
+    ) -> Callable[[], None]:
+        """`bind`, for positions up to the `longest`."""
+        kv_len = self._read(len(token), kv_cache, longest)
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
             return lambda: choose(self._decode(token, cache, positions, offsets))
 
         read = [tensor.data_ptr() for tensor in (token, positions, offsets) if tensor is not None]
-        buffers = *read, buffer_addresses(kv_cache), len(token), kv_len
-        return self.graphs.get((key, buffers), (len(token), kv_len, key, len(read)), make, state)
+        kind = len(token), kv_len, key, len(read)
+        return self.graphs.get((*read, buffer_addresses(kv_cache), *kind), kind, make, state)
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:

@@ -6,9 +6,9 @@
     add_product     output product, residual                                   | of each layer
     gate_up         norm, gate, up, SwiGLU                                     |
     add_product     down product, residual                                    /
-    normed_product  norm, logits
+    project         norm, logits
 
-In place of the first two, layers of short convolutions have normed_product, for both gates and what they let
+In place of the first two, layers of short convolutions have project, for both gates and what they let
 through, and convolve; those of the gated delta rule have project, for what it is computed from, and delta.
 
 A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
@@ -24,7 +24,7 @@ Where the eager step rounds to the weights' type, so does this; sums are float32
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -59,38 +59,25 @@ class Sizes:
     DV: int
     WINDOW: int  # slots after which its matrix is kept
 
-    # What follows from these: heads of queries and gates; the width of all heads' results, and tiles (BN, BK)
-    # of matrices whose rows are D, A, E and F wide; G is for gate and up, of which two are read at a time.
-    # All are fields, because Triton knows a compiled kernel again by them.
-    Q: int = field(init=False)
-    A: int = field(init=False)
-    E: int = field(init=False)
-    BN_D: int = field(init=False)
-    BK_D: int = field(init=False)
-    BN_A: int = field(init=False)
-    BK_A: int = field(init=False)
-    BN_E: int = field(init=False)
-    BK_E: int = field(init=False)
-    BN_F: int = field(init=False)
-    BK_F: int = field(init=False)
-    BN_G: int = field(init=False)
-    BK_G: int = field(init=False)
+    @property
+    def Q(self) -> int:
+        """Heads of queries and gates."""
+        return self.H * (2 if self.GATED else 1)
 
-    def __post_init__(self):
-        follow = {"Q": self.H * (2 if self.GATED else 1), "A": self.H * self.HD}
-        follow["E"] = self.DELTA_VALUES * self.DV
-        # Weights of a tile for one row, and columns for more: twice as many of four bits.
-        one, many = 8192, 2048 // self.DT.primitive_bitwidth
-        if self.BITS == 4:
-            one, many = 2 * one, 2 * many
-        for name, width in (("D", self.D), ("A", follow["A"]), ("E", follow["E"]), ("F", self.F)):
-            whole = max(64 if self.BITS == 4 else 16, triton.next_power_of_2(width))
-            follow[f"BK_{name}"] = whole if self.ONE else min(many, whole)
-            follow[f"BN_{name}"] = min(8, max(1, one // whole)) if self.ONE else 16
-        follow["BN_G"] = max(1, follow["BN_D"] // 2) if self.ONE else 16
-        follow["BK_G"] = min(many // 2, follow["BK_D"]) if self.BITS <= 8 and not self.ONE else follow["BK_D"]
-        for name, value in follow.items():
-            object.__setattr__(self, name, value)
+    @property
+    def E(self) -> int:
+        """The width of all results of a gated delta rule."""
+        return self.DELTA_VALUES * self.DV
+
+    def tile(self, width: int, pair: bool = False) -> tuple[int, int]:
+        """Rows and columns of a tile of a matrix with rows of this width; of a `pair` two are read at a time.
+        For one row a tile has so many weights, for more so many columns: twice as many of four bits."""
+        twice = 2 if self.BITS == 4 else 1
+        most, columns = 8192 * twice, 2048 // self.DT.primitive_bitwidth * twice
+        whole = max(64 if twice == 2 else 16, triton.next_power_of_2(width))
+        if self.ONE:
+            return max(1, min(8, most // whole) // (2 if pair else 1)), whole
+        return 16, min(columns // (2 if pair and self.BITS <= 8 else 1), whole)
 
 
 MANY = tl.constexpr(8)  # rows of a tile where there is more than one
@@ -537,25 +524,6 @@ def gate_up(
         y = rounded(left / (1.0 + tl.exp(-left)), S) * right
         tl.store(h + row * S.F + rows[:, None], y.to(S.DT), mask=(row < count) & there[:, None])
         rows, gates, ups = next_rows, next_gates, next_ups
-
-
-@triton.jit
-def normed_product(
-    x, norm, matrix, scale, bias, y, count, eps,
-    N: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """y (count, N) of the normed x and a matrix (N, D)."""
-    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
-    rows = first * BN + tl.arange(0, BN)
-    read = ahead(matrix, scale, bias, rows, rows < N, S.D, BK, S, BIAS)
-    known = held(x, norm, count, eps, S.D, BK, S, True)
-    for _ in range(first, tl.cdiv(N, BN), programs):
-        there, next_rows = (rows < N)[:, None], rows + programs * BN
-        next_read = ahead(matrix, scale, bias, next_rows, next_rows < N, S.D, BK, S, BIAS)
-        total = product(read, matrix, rows, rows < N, known, x, norm, count, S.D, BK, S, True)
-        at = row.to(tl.int64) * N + rows[:, None]
-        tl.store(y + at, total.to(S.DT), mask=(row < count) & there)
-        rows, read = next_rows, next_read
 
 
 @triton.jit

@@ -101,6 +101,11 @@ def load_library(
         raise NoCompiler(f"the library that {compiler} made cannot be opened: {error}") from error
 
 
+def is_compiled(parts: tuple[str, tuple[str, ...]]) -> bool:
+    """Whether the library of a C file and these options exists already. Raises NoCompiler."""
+    return is_sound(library_file(*parts)[1])
+
+
 def is_sound(library: Path) -> bool:
     """Whether a library is there with the bytes that were written, and belongs to this user or to root."""
     try:

@@ -262,25 +262,20 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
     }
 }
 
-/* silu of the convolution of `count` channels from `channel` on of token i, whose row begins in this pass with token
+/* silu of the convolution of `count` channels, whole vectors, from `channel` on of token i, whose row begins in this pass with token
  * `first`: (count,). What lies before that is in the cache. */
 static void convolve_channels(const Layer *layer, const Scratch *s, const Tokens *t, int64_t first, int64_t i,
                               int64_t channel, int64_t count, float *out) {
-    int64_t wide = layer->mix.rows, at = t->position[i], taps = at + 1 < layer->taps ? at + 1 : layer->taps, j = 0;
+    int64_t wide = layer->mix.rows, at = t->position[i], taps = at + 1 < layer->taps ? at + 1 : layer->taps;
     const float *tap = layer->convolution + (layer->taps - 1) * wide + channel, *before[WINDOW];
     for (int64_t back = 0; back < taps; back++)
         before[back] = i - back >= first ? s->triple + (i - back) * wide + channel
                                          : layer->inputs + (t->row[i] * RING + (at - back) % RING) * wide + channel;
-    for (; j + LANES <= count; j += LANES) {
+    for (int64_t j = 0; j < count; j += LANES) {
         vec sum = load_f32(before[0] + j) * load_f32(tap + j);
         for (int64_t back = 1; back < taps; back++)
             sum = multiply_add(load_f32(before[back] + j), load_f32(tap - back * wide + j), sum);
         *(vec *)(out + j) = curve_of(sum, SILU, 0);
-    }
-    for (; j < count; j++) {
-        float sum = before[0][j] * tap[j];
-        for (int64_t back = 1; back < taps; back++) sum = multiply_add_one(before[back][j], tap[j - back * wide], sum);
-        out[j] = sum / (1.0f + exponential(-sum));
     }
 }
 

@@ -12,7 +12,8 @@
 #define STREAMS 4
 #define COLUMNS 4 /* vectors of a result that are kept in registers */
 
-/* The numbers of a head. Of a token in the window: its key, u and decay, `entry` floats. */
+/* The numbers of a head: D_k a multiple of 16, D_v of 32. Of a token in the window: its key, u and decay, `entry`
+ * floats. */
 typedef struct {
     int64_t key_dim, value_dim, entry;
     const float *matrix; /* (D_k, D_v) where the window begins, NULL before the first */
@@ -24,22 +25,16 @@ typedef struct {
  * again. */
 static inline int64_t rule_floats(int64_t key_dim, int64_t value_dim) { return RING * value_dim + WINDOW * key_dim; }
 
-/* A matrix is read in STREAMS places at once, which memory gives faster: row `step` of each of its parts, and at the
- * end what is left. Sums over its rows are made in this order. */
-static inline int64_t row_of(const Rule *r, int64_t i) {
-    int64_t part = r->key_dim / STREAMS;
-    return i < part * STREAMS ? i % STREAMS * part + i / STREAMS : i;
-}
-
-/* out (2, D_v) = x (2, D_k) times the matrix, which comes from memory: its rows one after the other. */
+/* out (2, D_v) = x (2, D_k) times the matrix, which comes from memory: its rows one after the other, in STREAMS places at
+ * once, which memory gives faster. Sums over its rows are made in this order. */
 static void read_rows(const float *x, const Rule *r, float *out) {
-    int64_t part = r->key_dim / STREAMS, whole = r->value_dim / LANES * LANES;
+    int64_t part = r->key_dim / STREAMS;
     memset(out, 0, 2 * r->value_dim * sizeof(float));
     for (int64_t d = 0; d < part; d++) {
         const float *from = r->matrix + d * r->value_dim;
         vec key[STREAMS], query[STREAMS];
         for (int s = 0; s < STREAMS; s++) key[s] = all(x[s * part + d]), query[s] = all(x[r->key_dim + s * part + d]);
-        for (int64_t column = 0; column < whole; column += LANES) {
+        for (int64_t column = 0; column < r->value_dim; column += LANES) {
             vec a = load_f32(out + column), b = load_f32(out + r->value_dim + column);
             for (int s = 0; s < STREAMS; s++) {
                 vec w = load_f32(from + s * part * r->value_dim + column);
@@ -50,14 +45,6 @@ static void read_rows(const float *x, const Rule *r, float *out) {
             *(vec *)(out + column) = a;
             *(vec *)(out + r->value_dim + column) = b;
         }
-    }
-    for (int64_t i = 0; i < 2; i++, x += r->key_dim, out += r->value_dim) {
-        for (int64_t d = part * STREAMS; d < r->key_dim; d++)
-            for (int64_t column = 0; column < whole; column++)
-                out[column] = multiply_add_one(x[d], r->matrix[d * r->value_dim + column], out[column]);
-        for (int64_t column = whole; column < r->value_dim; column++)
-            for (int64_t d = 0; d < r->key_dim; d++)
-                out[column] = multiply_add_one(x[row_of(r, d)], r->matrix[row_of(r, d) * r->value_dim + column], out[column]);
     }
 }
 
@@ -76,11 +63,6 @@ static inline __attribute__((always_inline)) void read_block(const float *x, con
                     sum[i][v] = multiply_add(all(x[i * r->key_dim + s * part + d]), w, sum[i][v]);
             }
         }
-    for (int64_t d = part * STREAMS; d < r->key_dim; d++)
-        for (int v = 0; v < block; v++)
-            for (int i = 0; i < rows; i++)
-                sum[i][v] = multiply_add(all(x[i * r->key_dim + d]),
-                                         load_f32(r->matrix + d * r->value_dim + column + v * LANES), sum[i][v]);
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < block; v++) *(vec *)(out + i * r->value_dim + column + v * LANES) = sum[i][v];
 }
@@ -91,8 +73,8 @@ static __attribute__((noinline)) void read_matrix(const float *x, const Rule *r,
         memset(out, 0, rows * r->value_dim * sizeof(float));
         return;
     }
-    if (rows == 2 || r->value_dim % (2 * LANES)) {
-        for (int64_t i = 0; i < rows; i += 2) read_rows(x + i * r->key_dim, r, out + i * r->value_dim);
+    if (rows == 2) {
+        read_rows(x, r, out);
         return;
     }
     for (int64_t column = 0; column < r->value_dim; column += 2 * LANES) {
@@ -105,11 +87,11 @@ static __attribute__((noinline)) void read_matrix(const float *x, const Rule *r,
 /* The matrix where the next window begins. left (WINDOW,): of what each token added, at the end of theirs; of_matrix: of
  * the matrix. key (WINDOW, D_k): room. */
 static __attribute__((noinline)) void fold(const Rule *r, const float *left, float of_matrix, float *key) {
-    int64_t part = r->key_dim / STREAMS, whole = r->value_dim / (2 * LANES) * (2 * LANES);
+    int64_t part = r->key_dim / STREAMS;
     for (int64_t j = 0; j < WINDOW; j++)
         for (int64_t d = 0; d < r->key_dim; d++) key[j * r->key_dim + d] = r->window[j * r->entry + d] * left[j];
     for (int64_t d = 0; d < part; d++)
-        for (int64_t column = 0; column < whole; column += 2 * LANES) {
+        for (int64_t column = 0; column < r->value_dim; column += 2 * LANES) {
             vec a[STREAMS] = {{0}}, b[STREAMS] = {{0}};
             int64_t at = d * r->value_dim + column, apart = part * r->value_dim;
             for (int s = 0; r->matrix && s < STREAMS; s++) {
@@ -130,13 +112,6 @@ static __attribute__((noinline)) void fold(const Rule *r, const float *left, flo
                 *(vec *)(r->next + at + s * apart + LANES) = b[s];
             }
         }
-    for (int64_t d = 0; d < r->key_dim; d++)
-        for (int64_t column = d < part * STREAMS ? whole : 0; column < r->value_dim; column++) {
-            float sum = r->matrix ? of_matrix * r->matrix[d * r->value_dim + column] : 0;
-            for (int64_t j = 0; j < WINDOW; j++)
-                sum = multiply_add_one(key[j * r->key_dim + d], r->window[j * r->entry + r->key_dim + column], sum);
-            r->next[d * r->value_dim + column] = sum;
-        }
 }
 
 /* What each earlier token of the window is to a token's key and query, (2, WINDOW). */
@@ -145,15 +120,10 @@ static inline void meet_keys(const Rule *r, const float *key, const float *query
     for (int64_t j = 0; j < count; j++) {
         const float *other = r->window + j * r->entry;
         vec a = {0}, b = {0};
-        int64_t d = 0;
-        for (; d + LANES <= r->key_dim; d += LANES) {
+        for (int64_t d = 0; d < r->key_dim; d += LANES) {
             vec x = load_f32(other + d);
             a = multiply_add(load_f32(key + d), x, a);
             b = multiply_add(load_f32(query + d), x, b);
-        }
-        for (; d < r->key_dim; d++) {
-            a[0] = multiply_add_one(key[d], other[d], a[0]);
-            b[0] = multiply_add_one(query[d], other[d], b[0]);
         }
         sums[j] = a, sums[WINDOW + j] = b;
     }
@@ -208,18 +178,8 @@ static void delta_rule(const Rule *r, int64_t place, int64_t count, const float 
         int64_t column = 0;
         for (; column + 4 * LANES <= r->value_dim; column += 4 * LANES)
             add_block(r, place, weight, of_matrix, rate[i], seen, value + i * r->value_dim, column, 4, out);
-        for (; column + LANES <= r->value_dim; column += LANES)
+        for (; column < r->value_dim; column += LANES)
             add_block(r, place, weight, of_matrix, rate[i], seen, value + i * r->value_dim, column, 1, out);
-        for (; column < r->value_dim; column++) {
-            float new = value[i * r->value_dim + column] - of_matrix * seen[column], *added = r->window + r->key_dim + column;
-            float result = of_matrix * seen[r->value_dim + column];
-            for (int64_t j = 0; j < place; j++, added += r->entry) {
-                new = multiply_add_one(-weight[j], *added, new);
-                result = multiply_add_one(weight[WINDOW + j], *added, result);
-            }
-            *added = new *= rate[i];
-            out[column] = multiply_add_one(weight[WINDOW + place], new, result);
-        }
     }
     if (place == WINDOW) fold(r, left, of_matrix, keys);
 }

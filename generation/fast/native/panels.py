@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.native.build import library_parts, load_library
+from generation.fast.native.passes import Pass, run_pass
 from generation.fast.quantized import (
     ARITHMETIC,
     LAYERS,
@@ -33,7 +34,6 @@ from generation.fast.quantized import (
     replace_layers,
     rows_of_units,
 )
-from generation.threads import Pass, run_pass
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -192,9 +192,6 @@ class PanelWeight(nn.Module):
         parts = (self.weight, self.scale, self.sum, self.bias)
         addresses = (None if part is None else part.data_ptr() for part in parts)
         return Matrix(*addresses, self.out_features, self.in_features)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.weight.dtype}"
 
 
 class PanelLinear(PanelWeight):

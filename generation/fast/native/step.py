@@ -15,21 +15,18 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from operator import add
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
 
-from generation.fast.native.build import (
-    is_sound,
-    library_file,
-    library_parts,
-    load_library,
-)
+from generation.fast.native import build
+from generation.fast.native.build import library_parts, load_library
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
+from generation.fast.native.passes import Pass, run_pass
 from generation.fast.network import DECODER
-from generation.kv_cache import KVCache, geometry, packed_strides
+from generation.kv_cache import STATES, KVCache, geometry
 from generation.steps import Step
-from generation.threads import Pass, fork_safe_lock, run_pass
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -92,6 +89,13 @@ def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
     return [start + step for start, length in zip(starts, lengths) for step in range(length)]
 
 
+def _packed_strides(name: str, tensor: Tensor, capacity: int) -> tuple[int, ...]:
+    """The strides of a tensor of a cache with `capacity` slots, or of a view of it, that has no gaps."""
+    _, heads, count, width = tensor.shape
+    count = count if name in STATES else capacity
+    return heads * count * width, count * width, width, 1
+
+
 def _declare(opened: ctypes.CDLL) -> None:
     model, tokens = ctypes.POINTER(_Model), ctypes.POINTER(_Tokens)
     opened.ocelli_scratch_floats.restype = _LONG
@@ -107,14 +111,19 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 def unsupported(language_model) -> str | None:
     """The reason why decode.c cannot run this model, or None."""
-    return DECODER.unknown(language_model) or unreadable(language_model)
+    config = language_model.config
+    if reason := DECODER.unknown(language_model) or unreadable(language_model):
+        return reason
+    if "delta" in config.layer_types and (config.delta_key_dim % 16 or config.delta_value_dim % 32):
+        sizes = f"{config.delta_key_dim} and {config.delta_value_dim}"
+        return f"heads of its gated delta rules are {sizes} wide (multiples of 16 and 32 are supported)"
+    return None
 
 
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
     weight = language_model.layers[0].mlp.gate_proj.weight
-    parts = library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype])
-    return is_sound(library_file(*parts)[1])
+    return build.is_compiled(library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype]))
 
 
 class NativeStep(Step):
@@ -176,7 +185,7 @@ class NativeStep(Step):
         )
         self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
-        self._lock = fork_safe_lock()  # for the cache's addresses and the scratch memory
+        self._lock = Lock()  # for the cache's addresses and the scratch memory
 
     def _describe_attention(self, slot: _Layer, attention) -> None:
         for name in ("q", "k", "v", "o"):
@@ -305,7 +314,7 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    expected = packed_strides(name, own, head_stride)
+                    expected = _packed_strides(name, own, head_stride)
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())

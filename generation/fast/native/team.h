@@ -22,7 +22,7 @@
 #include <unistd.h>
 #endif
 
-/* What generation/threads.py asks for, and what it learns. */
+/* What passes.py asks for, and what it learns. */
 typedef struct {
     int64_t threads; /* at most */
     double stake;    /* seconds that the leader may wait, and half as long as it has worked beside */
@@ -109,22 +109,23 @@ static inline void share(const Member *me, int64_t count, int64_t *from, int64_t
     *to = count * (me->id + 1) / me->threads;
 }
 
-/* The leader waits until *word is `value`, for at most so many seconds. */
-static void await(Team *t, _Atomic uint32_t *word, uint32_t value, double most) {
+/* Wait until *word is `value`, or with `other` until it is not, for at most so many seconds: with open eyes, and then
+ * asleep. Returns the seconds. */
+static double wait_at(_Atomic uint32_t *word, uint32_t value, int other, _Atomic uint32_t *sleepers, double most) {
     for (int i = 0; i < 64; i++, breathe())
-        if (atomic_load(word) == value) return;
+        if ((atomic_load(word) != value) == other) return 0;
     double from = now(), to = from;
-    for (; atomic_load(word) != value && to - from < most; to = now()) {
+    for (; (atomic_load(word) != value) != other && to - from < most; to = now()) {
         if (to - from < PATIENCE) {
             for (int i = 0; i < 16; i++) breathe();
             continue;
         }
-        atomic_store(&t->leader_sleeps, 1);
+        atomic_fetch_add(sleepers, 1);
         uint32_t seen = atomic_load(word);
-        if (seen != value) sleep_at(word, seen);
-        atomic_store(&t->leader_sleeps, 0);
+        if ((seen != value) != other) sleep_at(word, seen);
+        atomic_fetch_sub(sleepers, 1);
     }
-    t->waited += to - from;
+    return to - from;
 }
 
 /* Whether the leader has waited for longer than helpers are worth it; then it begins to count anew. */
@@ -140,11 +141,12 @@ static int waited_too_long(Team *t) {
 static __attribute__((noinline)) void lead(Member *me) {
     Team *t = me->team;
     if (!me->threads) {
-        await(t, &t->joined, (uint32_t)t->pass->threads, t->pass->stake < PATIENCE ? t->pass->stake : PATIENCE);
+        double most = t->pass->stake < PATIENCE ? t->pass->stake : PATIENCE;
+        t->waited += wait_at(&t->joined, (uint32_t)t->pass->threads, 0, &t->leader_sleeps, most);
         me->threads = atomic_fetch_add(&t->joined, SEALED);
     }
     t->due += (uint32_t)me->threads - 1;
-    await(t, &t->arrived, t->due, INFINITY);
+    t->waited += wait_at(&t->arrived, t->due, 0, &t->leader_sleeps, INFINITY);
     if (me->threads > 1 && t->waited > t->pass->stake && waited_too_long(t)) me->threads /= 2;
     if (me->loops) atomic_store(&t->units, 0);
     me->turn = ((me->turn >> 16) + 1) << 16 | (uint32_t)me->threads;
@@ -156,14 +158,7 @@ static __attribute__((noinline)) void follow(Member *me) {
     Team *t = me->team;
     atomic_fetch_add(&t->arrived, 1);
     if (atomic_load(&t->leader_sleeps)) wake_at(&t->arrived);
-    for (int i = 0; i < 64 && atomic_load(&t->turn) == me->turn; i++) breathe();
-    if (atomic_load(&t->turn) == me->turn) {
-        for (double from = now(); atomic_load(&t->turn) == me->turn && now() - from < PATIENCE;)
-            for (int i = 0; i < 16; i++) breathe();
-        atomic_fetch_add(&t->sleepers, 1);
-        while (atomic_load(&t->turn) == me->turn) sleep_at(&t->turn, me->turn);
-        atomic_fetch_sub(&t->sleepers, 1);
-    }
+    wait_at(&t->turn, me->turn, 1, &t->sleepers, INFINITY);
     me->turn = atomic_load(&t->turn);
     me->threads = me->turn & 0xffff;
 }
