@@ -598,7 +598,7 @@ def test_what_cannot_be_asked_for_is_refused(served):
         ("tools[0]", {"tools": function(parameters={"type": "string"})}),
         ("tool_choice", {"tools": [], "tool_choice": "required"}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "other"}}}),
-        ("messages[0]", {"messages": [called]}),
+        ("messages[0].tool_calls[0]", {"messages": [called]}),
         ("functions", {"functions": [PAINT]}),
     ):
         for stream in (False, True):
