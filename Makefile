@@ -8,7 +8,7 @@
 #   make test-all                                        # the slow tests as well: many minutes
 #   make cuda-check                                      # CUDA's kernels without a GPU: installs PyTorch once more
 #   make soak                                            # damaged inputs, kills and load, for an hour
-#   make train                                           # a model of plain drawings from nothing: hours on a CPU
+#   make train                                           # the embedded model learns flags: minutes on a CPU
 
 PYTHON ?= python3
 VENV := .venv
@@ -68,7 +68,7 @@ soak: $(TESTED)
 	OCELLI_QUESTIONS=1000 OCELLI_SEQUENCES=1000 $(PY) -m pytest tests/test_draft.py tests/test_cache_properties.py
 
 train: $(INSTALLED)
-	$(PY) train.py recipes/shapes/shapes.yaml
+	$(PY) train.py
 
 # The stamp is a copy of what was installed, made last: an interrupted installation starts again, and a new
 # checkout of the same requirements.txt installs nothing.

@@ -159,7 +159,7 @@ def log_defaults(args: argparse.Namespace, question: str, checkpoint: Any) -> No
 def run(arguments: list[str]) -> int:
     """Do what the arguments say. Errors of users and of the machine end in one sentence."""
     if arguments[:1] and arguments[0] in command.COMMANDS:
-        chosen = import_module(f"inference.{arguments[0]}_command")
+        chosen = import_module(f"{command.__package__}.{arguments[0]}_command")
         do, args = chosen.run, chosen.parse(arguments[1:])
     else:
         do, args = ask, parse(arguments)

@@ -1,5 +1,6 @@
 """Train a vision-language model.
 
+    python train.py                                 # configs/flags.yaml: the embedded model learns flags
     python train.py recipes/shapes/shapes.yaml      # plain drawings, from scratch, on a CPU: about two hours
     python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
@@ -164,6 +165,7 @@ class Run:
             task.load_state_dict(saved["data"], self.first)
         self.metrics = Metrics(config, task.steps, self.first, ranks.is_first)
         self.scores: dict[str, Score] = {}  # of the latest evaluation
+        self.before: dict[str, Score] = {}  # of the one before the first step
         self.done = self.saved_at = self.first
         self.unchecked: Trained | None = None  # the latest step, until its gradient is known to be finite
         self.skipped, self.lost = 0, ""  # steps without finite gradients; why the model could not be saved
@@ -184,6 +186,9 @@ class Run:
             self._save_model()
         self.evaluation = Evaluation(task, self.held_out, self.average, metrics, self.dtype, self.first)
         self.speed = speed = Throughput(task, self.dtype, self.first)
+        if config.eval_on_start and not self.first:
+            self._evaluate(last=True)
+            self.before = self.scores
         stale = self.evaluation.stale
         for step, batches, count in () if stale else self.steps():
             trained = self.step(step, batches, count)
@@ -378,6 +383,13 @@ class Run:
             raise CheckpointError(f"the latest model is not saved: {lost}")
         if not (stop.agreed or self.ranks.sum(stop.asked)[0]):
             self.task.check_rows()
+            for name in self.before.keys() & self.scores.keys() & {"eval_exact_match", "eval_accuracy"}:
+                before, after = self.before[name], self.scores[name]
+                self.metrics.say(f"{name.removeprefix('eval_')}: {before} before, {after} after")
+            asked = next(iter(self.held_out.questions), None)
+            question = f'"{asked.text}"' if asked and '"' not in asked.text else "QUESTION"
+            ask = f"generate.py IMAGE -q {question} --model {self.output}"
+            self.metrics.say(f"the model is in {self.output}; ask it: python {ask}")
             if better := self.evaluation.better_before(done):
                 self.metrics.say(better)
             if self.config.push_to_hub and self.ranks.is_first:

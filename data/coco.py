@@ -78,7 +78,7 @@ def coco_rows(whole: Any, name: str) -> CocoRows:
 
 
 def _found(annotations: list[dict], kind: str) -> Any:
-    """What `CocoRows.found` has of an image."""
+    """The entry of an image in `CocoRows.found`."""
     if kind == "caption":
         return [one["caption"] for one in annotations]
     boxes, categories = ([one[key] for one in annotations] for key in ("bbox", "category_id"))

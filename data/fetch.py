@@ -34,7 +34,7 @@ _OWN = [*map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23
 
 
 def is_public(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address, as `getaddrinfo` writes it, belongs to the public internet."""
+    """True for an IPv4 or IPv6 address of the public internet, as `getaddrinfo` writes it."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is None and ip not in _GIVEN_OUT:

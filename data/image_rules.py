@@ -12,7 +12,7 @@ from data.video import Clip
 
 
 class Videos(Protocol):
-    """How a family chooses frames of a video, makes parts of them, and writes them into a prompt."""
+    """A family's way to choose frames of a video, to make parts of them, and to write them into a prompt."""
 
     token: str  # what its template writes for a video, special to the tokenizer or not
     template: str | None  # for conversations with videos, where it is not the checkpoint's own
@@ -20,17 +20,17 @@ class Videos(Protocol):
     most: int  # and of a video
 
     def plan(self, clip: Clip) -> Visual:
-        """What `cut` makes of a video, with pixels on the meta device."""
+        """The result of `cut`, with pixels on the meta device."""
 
     def cut(self, clip: Clip) -> Visual:
         """The frames that are shown, in parts."""
 
     def prompt(self, visual: Visual) -> str:
-        """What stands in a prompt for it."""
+        """Its text in a prompt."""
 
 
 class Images(Protocol):
-    """How a family cuts images into parts, and writes them into a prompt."""
+    """A family's way to cut images into parts, and to write them into a prompt."""
 
     image_token: str  # what stands in a prompt once for each position of an image
     string_content: bool  # the chat template takes a message's content as one string
@@ -42,20 +42,20 @@ class Images(Protocol):
     videos: Videos | None  # how it takes videos; None where their frames are images to it
 
     def plan(self, width: int, height: int) -> Visual:
-        """What `cut` makes of an image of this size, with pixels on the meta device."""
+        """The result of `cut` for an image of this size, with pixels on the meta device."""
 
     def cut(self, image: Image.Image) -> Visual:
         """An RGB image in its parts."""
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
-        """What stands in a prompt for image `index` of `count`."""
+        """The text in a prompt of image `index` of `count`."""
 
     def whole(self, visual: Visual) -> Visual | None:
         """A small picture of all of it, made of this one: as if it were not cut, or of fewer pixels. The same
         object where it is small already; None where no part shows all of it."""
 
     def cells(self, visual: Visual) -> list[Cell]:
-        """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""
+        """The place of each part in the image: (top, left, bottom, right) in cells of its grid."""
 
     def within(self, positions: int) -> Images:
         """This rule for images that take at most so many positions, but for those far longer than wide, as it

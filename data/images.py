@@ -47,7 +47,7 @@ _HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm"
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
+    """The bounds of an image. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off where
     strangers write the strings (a web page, a dataset). `max_tiles` is for `data.processor`, which cuts the
@@ -83,7 +83,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
 
 
 def upright(image: Image.Image, orientation: int, name: str, own: bool = False) -> Image.Image:
-    """What `open_undecoded` gave, decoded, turned, opaque and RGB. `own`: nobody else holds the image."""
+    """An image of `open_undecoded`, decoded, turned, opaque and RGB. `own`: nobody else holds the image."""
     with refusing_damage(f"{name}: the image"):
         image.load()
         turn = _UPRIGHT.get(orientation)
@@ -93,7 +93,7 @@ def upright(image: Image.Image, orientation: int, name: str, own: bool = False) 
 
 @contextmanager
 def refusing_damage(what: str) -> Iterator[None]:
-    """Whatever a decoder raises in this block is an ImageError."""
+    """A block in which any error of a decoder becomes an ImageError."""
     try:
         yield
     except Exception as error:
@@ -107,7 +107,7 @@ class NamedBytes(bytes):
 
 
 def is_array(source: Any) -> bool:
-    """Whether it is a numpy array or a tensor. Whoever has a tensor has imported torch, which takes seconds;
+    """True for a numpy array or a tensor. Whoever has a tensor has imported torch, which takes seconds;
     nobody else needs to."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
     return isinstance(source, np.ndarray | tensor)

@@ -52,7 +52,7 @@ _COUNTED = 2_000  # rows up to which it is counted
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How batches are made.
+    """The settings of batches.
 
     Args:
         batch_size: rows of one optimizer step, over all ranks and micro-batches.

@@ -61,7 +61,7 @@ def _joined(parts: Sequence[Part], pinned: bool = False) -> tuple[Tensor, Tensor
 
 
 def packed(parts: Sequence[Part]) -> tuple[Any, ...]:
-    """What `unpacked` makes the parts of: arrays, which pass between processes through a pipe. Tensors would
+    """The parts as `unpacked` takes them: arrays, which pass between processes through a pipe. Tensors would
     go through shared memory; containers often have 64 MB of it, and whoever writes more is killed."""
     shapes = [(part.pixels.shape, part.time) for part in parts]
     return shapes, *(field.numpy() for field in _joined(parts))

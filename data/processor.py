@@ -49,7 +49,7 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 def kind_of(source: Any) -> str:
-    """Of what a part of a message shows: "image" or "video"."""
+    """The kind of a part of a message: "image" or "video"."""
     video = isinstance(source, Clip) or (isinstance(source, Visual) and bool(source.times))
     return "video" if video else "image"
 
@@ -291,7 +291,7 @@ class Processor:
         return replace(visual, name=name)
 
     def plan(self, shown: Image.Image | Clip | tuple[int, int], name: str = "image") -> Visual:
-        """What `cut` makes of a video, or of an image of this size, with pixels on the meta device. Raises
+        """The result of `cut` for a video, or an image of this size, with pixels on the meta device. Raises
         ImageError for more parts than `max_tiles`."""
         if isinstance(shown, Clip) and self.images.videos is not None:
             planned = self.images.videos.plan(shown)
@@ -328,7 +328,7 @@ class Processor:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills short rows; masked, so any id will do where the tokenizer names none."""
+        """The id that fills short rows; masked, so any will do where the tokenizer names none."""
         ids = (self.tokenizer.pad_token_id, *self.stop_token_ids, 0)
         return next(token_id for token_id in ids if token_id is not None)
 
@@ -341,8 +341,8 @@ class Processor:
 
 
 def coordinates_of(config: Mapping, generation: Mapping) -> Any:
-    """In which form a checkpoint of these config.json and generation_config.json writes boxes and points, for
-    `data.boxes.form_of`: what the second says, or else the name that its family has, or None."""
+    """The form in which a checkpoint of these config.json and generation_config.json writes boxes, as
+    `data.boxes.form_of` takes it: that of the second file, or the name that its family has, or None."""
     forms = {kind: form for family in FAMILIES.values() for kind, form in family.BOX_FORMS.items()}
     return generation.get("coordinates", forms.get(str(config.get("model_type"))))
 

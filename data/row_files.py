@@ -132,7 +132,7 @@ class Stream:
             yield at * self.num_sections + section, row
 
     def where(self, number: int) -> str:
-        """Where somebody finds the row of that number."""
+        """The place of the row of that number, for a person."""
         row, section = divmod(number, self.num_sections)
         return f"section {section + 1} of {self.num_sections}, row {row}"
 

@@ -64,7 +64,7 @@ _SHOWN_HERE = re.compile(r"\n*<(image|video)>\n*")  # LLaVA has it in a line of 
 
 @dataclass(frozen=True)
 class RowSchema:
-    """How the rows of one dataset are read.
+    """The layout of the rows of one dataset.
 
     Args:
         text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.

@@ -86,8 +86,8 @@ def known_columns(
     constants: Iterable[str] = (),
     ours: Iterable[str] = COLUMNS,
 ) -> tuple[list[str], dict[str, str]]:
-    """Of rows with these columns, of which `first` are some: the columns, and those within, such as
-    json.question; and our names -> theirs, those `given` and those that follow, for what is not constant."""
+    """The columns of rows, of which `first` are some, with those within them, such as json.question; and our
+    names -> theirs, those `given` and those that follow, for what is not constant."""
     held = (item for row in first if isinstance(row, Mapping) for item in row.items())
     inside = {f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one}
     # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
@@ -410,7 +410,7 @@ class Source:
         return len(self.rows) if isinstance(self.rows, Sized) else None
 
     def where(self, number: int) -> str:
-        """Where somebody finds the row of a number: "NAME, row 3", or "NAME, section 2 of 8, row 3"."""
+        """The place of the row of a number, for a person: "NAME, row 3", or "NAME, section 2 of 8, row 3"."""
         where = self.rows.where(number) if isinstance(self.rows, Stream) else f"row {number}"
         return f"{self.name}, {where}"
 
@@ -430,7 +430,7 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Of all datasets together; None if that of one is not known."""
+        """The number of rows of all datasets together; None if that of one is not known."""
         counts = [source.num_rows for source in self.sources]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -443,7 +443,7 @@ class Share(NamedTuple):
     held_out: bool
 
     def of(self, rows: Any, path: str) -> Any:
-        """These of the rows. Raises DatasetError for rows that cannot be divided."""
+        """The rows of this share. Raises DatasetError for rows that cannot be divided."""
         if isinstance(rows, Stream):
             raise DatasetError(f"{path}: --holdout: expected rows that are not streamed; use --eval-data")
         features = getattr(rows, "features", None) or {}

@@ -179,13 +179,13 @@ class Visual:
         return self.size, (self.parts.shape[-1], self.parts.shape[-2])
 
 
-# ------------------------------------------------------------- parts, as a stranger's settings cut images
+# ------------------------------------------------------------- parts, as the settings of a family cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 
 
 class TiledImages:
-    """What image rules of square tiles share: an image that is cut is a grid of tiles and, `with_whole`, all
-    of it as one more, the last or the first.
+    """The common part of rules for square tiles: an image that is cut is a grid of tiles and, `with_whole`,
+    all of it as one more, the last or the first.
 
     tile_size, tile_positions: of a tile, pixels along its side and positions in a prompt.
     uncut: the grid of an image that is not cut.
@@ -230,7 +230,7 @@ class TiledImages:
         raise ProcessorError("images of this family have settings that belong to the weights")
 
     def _tiles_within(self, positions: int) -> int:
-        """How many tiles that are. Raises ProcessorError where it is none."""
+        """The number of tiles that take so many positions. Raises ProcessorError where it is none."""
         if positions < self.tile_positions:
             said = f"expected at least {self.tile_positions}, which a tile takes, got {positions}"
             raise ProcessorError(said)
@@ -257,7 +257,7 @@ def tiles_of(image: Image.Image, side: int, values: Tensor) -> Parts:
 
 
 def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
-    """What the 256 values of a byte become in each colour, (3, 256) float32: in transformers' precisions.
+    """The numbers that bytes stand for in each colour, (3, 256) float32, in transformers' precisions.
     ValueError or TypeError where mean or deviation is neither a number nor three."""
     values = np.arange(256, dtype=np.uint8)
     scale = float(settings["rescale_factor"]) if settings["do_rescale"] else 1.0
@@ -275,13 +275,13 @@ def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
 
 
 def pixel_rule(settings: Mapping[str, Any]) -> tuple[Image.Resampling, Tensor]:
-    """How images are resampled, and (3, 256) what a byte then becomes in each colour."""
+    """The filter that images are resampled with, and the `byte_values` (3, 256)."""
     return Image.Resampling(settings["resample"]), byte_values(settings)
 
 
 @contextmanager
 def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """What is wrong with the settings of images, as a PromptError or ProcessorError."""
+    """A block in which any fault of the settings of images becomes a PromptError or ProcessorError."""
     if not settings["do_resize"]:
         raise ProcessorError("preprocessor_config.json: expected do_resize to be true")
     try:

@@ -34,7 +34,7 @@ END = "<end_of_utterance>"
 
 # ----------------------------------------------------------------------------------------- files of a folder
 def image_settings(opened: Opened) -> dict[str, Any]:
-    """Those of the image processor, in today's layout or the older; PromptError where no file has them."""
+    """The settings of the image processor, in today's layout or the older. Raises PromptError without any."""
     stored = opened.json("processor_config.json").get("image_processor")
     if not (stored := stored or opened.json("preprocessor_config.json")):
         raise PromptError("expected image settings (preprocessor_config.json), found none")

@@ -20,7 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def of_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    """What transformers makes of a folder."""
+    """The tokenizer that transformers opens in a folder."""
     import transformers
 
     model = read_object(folder / "config.json")
@@ -31,7 +31,7 @@ def of_transformers(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
-    """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
+    """The tokenizer of transformers' class GPT2Tokenizer for a tokenizer.json: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
     rules = {

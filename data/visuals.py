@@ -47,7 +47,7 @@ def open_visual(
     limits: ImageLimits = ImageLimits(),  # noqa: B008
     name: str | None = None,
 ) -> Image.Image | Clip:
-    """What `load_image` gives; or of a video, an animation or a folder of images, a Clip."""
+    """An image as `load_image` gives it; or of a video, an animation or a folder of images, a Clip."""
     opened = clip_of(source, limits, name or describe(source))
     return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
 
@@ -90,7 +90,7 @@ def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
 
 
 def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
-    """Whether it is an animated GIF, WebP or PNG, by the header and what follows the first frame."""
+    """True for an animated GIF, WebP or PNG, by the header and what follows the first frame."""
     image, _ = open_file(io.BytesIO(data), limits, name)
     with refusing_damage(f"{name}: the animation"):
         return bool(getattr(image, "is_animated", False))

@@ -10,12 +10,12 @@
     torchrun --nproc-per-node 8 -m eval --tasks shapes --model runs/mine
     python -m eval compare runs/eval/a runs/eval/b              # the same questions, two models
     python -m eval card runs/mine runs/eval/a                   # results into the model's card
-    python -m eval doctor http://127.0.0.1:8000/v1 --model M --reference DIR  # as its checkpoint?
+    python -m eval prove MODEL                                  # every way gives the same tokens
 
 Each run prints its prompt and its scoring and keeps them beside the score. Its folder holds results.json,
 samples.jsonl and report.html; the same command again resumes a run that was stopped. Tasks of lmms-eval
 leave results.json and samples.jsonl when all of them are done; they always begin anew and replace these.
-Exit status: 0, 1 if the doctor finds a fault, 2 with one sentence on what was wrong, or 130 after Ctrl-C.
+Exit status: 0, 1 if `prove` finds a difference, 2 with one sentence on what was wrong, or 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from training.config import dataset_entries, read_datasets
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
 
-COMMANDS = {"compare": "eval.compare", "card": "eval.card", "doctor": "eval.doctor"}
+COMMANDS = {"compare": "eval.compare", "card": "eval.card", "prove": "eval.prove"}
 OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
     *("holdout", "prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),

@@ -31,7 +31,6 @@ from inference.flags import Parser
 from messages import counted
 
 LMMS_EVAL = "https://github.com/EvolvingLMMs-Lab/lmms-eval"
-_SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -106,20 +105,30 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     return [EvalResult(**common, metric_name=one["metric_type"].replace("_", " "), **one) for one in entries]
 
 
+def open_card(folder: Path) -> ModelCard:
+    """The card of a checkpoint's folder. Raises TaskError where it has none."""
+    if not (path := folder / "README.md").is_file():
+        raise TaskError(f"{folder}: expected a checkpoint with its card README.md, found none")
+    return ModelCard.load(path)
+
+
+def put_section(card: ModelCard, title: str, text: str) -> None:
+    """Write a section, in place of the one of this title."""
+    section = re.compile(rf"(^## {title}[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    if not section.search(card.text):
+        card.text = f"{card.text.rstrip()}\n\n## {title}\n\n"
+    card.text = section.sub(lambda found: f"{found[1]}\n{text}\n\n", card.text).rstrip() + "\n"
+
+
 def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
     """Write results into the README.md of a checkpoint's folder. Raises TaskError where it has no card."""
-    path = folder / "README.md"
-    if not path.is_file():
-        raise TaskError(f"{folder}: expected a checkpoint with its card README.md, found none")
-    card = ModelCard.load(path)
-    card.data.model_name = card.data.model_name or folder.resolve().name
-    card.data.eval_results = eval_results(several)
-    section = evaluation_text(several)
-    if not _SECTION.search(card.text):
-        card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n"
-    card.text = _SECTION.sub(lambda found: f"{found[1]}\n{section}\n\n", card.text).rstrip() + "\n"
-    card.save(path)
-    return path
+    card = open_card(folder)
+    data: Any = card.data
+    data.model_name = data.model_name or folder.resolve().name
+    data.eval_results = eval_results(several)
+    put_section(card, "Evaluation", evaluation_text(several))
+    card.save(folder / "README.md")
+    return folder / "README.md"
 
 
 def main(arguments: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Another engine's answers beside those of its own checkpoint.
 
-    reference = Reference("checkpoints/ocelli-shapes", tolerance=0.02, tokens=8)
+    reference = Reference(checkpoint, tolerance=0.02, tokens=8)
     finding = reference.examine(case, client.ask(case.messages, 8))
 
 The checkpoint runs in float32 through the eager path. Where an answer is another, the reference is run with
@@ -22,7 +22,7 @@ from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import EncodedConversation
 from eval.probes import MISTAKES, Case, Messages, Mistake, misread
 from generation import kv_cache as kv
-from inference.checkpoint import open_checkpoint
+from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from messages import one_line
 
@@ -94,7 +94,7 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerError(f"{self.url!r}: no server answers there ({one_line(error)})") from None
         if status in (401, 403):
-            raise ServerError(f"{self.url}: the key is refused (status {status}); see --api-key")
+            raise ServerError(f"{self.url}: the key is refused (status {status}); see OPENAI_API_KEY")
 
     def ask(self, messages: Messages, tokens: int) -> Answer:
         """The greedy answer, with logprobs if the server gives them."""
@@ -134,15 +134,14 @@ class Reference:
     """The checkpoint that the server has, and how far an answer is from its.
 
     Args:
-        source: folder or Hub repository of the weights.
+        checkpoint: the weights that the server has, on a CPU in float32.
         tolerance: nats up to which a logprob, or the gap between the reference's token and the server's,
             counts as rounding.
         tokens: the most of an answer.
     """
 
-    def __init__(self, source: str, tolerance: float, tokens: int):
-        self._checkpoint = open_checkpoint(source, device="cpu", dtype="float32")
-        self._tolerance, self._tokens = tolerance, tokens
+    def __init__(self, checkpoint: Checkpoint, tolerance: float, tokens: int):
+        self._checkpoint, self._tolerance, self._tokens = checkpoint, tolerance, tokens
         self._stops = frozenset(self._checkpoint.stop_token_ids)
 
     def examine(self, case: Case, answer: Answer) -> Finding:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from families import keys
 from families.gemma4_images import open_images
@@ -20,6 +21,7 @@ from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rena
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
 from models.gemma4_vision import Gemma4Projector, Gemma4VisionConfig, Gemma4VisionTransformer
+from models.packed_vision_transformer import block_order, patches_of
 
 __all__ = ["open_images", "positions"]
 
@@ -179,3 +181,14 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     architecture, without = "Gemma4ForConditionalGeneration", {"audio_config": None}
     return write_config(config, dtype, architecture, NAME, described, seen, _MARKERS, **without)
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    vision = config.vision
+    grid = [side // vision.patch_size for side in pixels.shape[2:]]
+    return {
+        "pixel_values": patches_of(pixels[0], vision)[None],
+        "image_position_ids": block_order((grid[0], grid[1]), vision.merge_size).flip(1)[None],
+        "mm_token_type_ids": torch.eq(ids, config.image_token_id).int(),
+    }

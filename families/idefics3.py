@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from data.tokenizer import IMAGE
 from families import keys
@@ -112,3 +112,8 @@ GGUF = {
         fronts=lambda config: {"projector.proj.": "mm.model.fc."},
     )
 }  # fmt: skip
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    return {"pixel_values": pixels[None]}  # (B, n, 3, M, M)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from data import tiles
 from data.chat import chat_template
@@ -181,3 +181,8 @@ def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str | Non
     tokenizer = open_with(opened, (START, END, IMAGE))
     tile_positions = positions(read_config(opened.config, {}, {}))
     return InternVLImages(image_settings(opened), tile_positions), tokenizer, chat_template(opened)
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    return {"pixel_values": pixels}

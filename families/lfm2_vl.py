@@ -12,6 +12,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from families import keys
 from families.lfm2_images import image_rule, open_images
 from families.qwen_vl import build, positions
@@ -220,3 +223,14 @@ GGUF = {
         },
     )
 }  # fmt: skip
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    rows, columns = (side // config.vision.patch_size for side in pixels.shape[2:])
+    cut = pixels[0].unflatten(2, (columns, -1)).unflatten(1, (rows, -1))  # patches row by row, colours last
+    return {
+        "pixel_values": cut.permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1),
+        "spatial_shapes": torch.tensor([[rows, columns]]),
+        "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.long),
+    }

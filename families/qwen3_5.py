@@ -14,13 +14,13 @@ from typing import Any
 
 from families import keys, qwen_vl
 from families.qwen_images import image_rule, open_images
-from families.qwen_vl import build, grid, places, positions
+from families.qwen_vl import build, grid, places, positions, their_inputs
 from families.saving import write_config, write_text
 from families.text import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 
-__all__ = ["build", "grid", "image_rule", "open_images", "places", "positions"]
+__all__ = ["build", "grid", "image_rule", "open_images", "places", "positions", "their_inputs"]
 
 NAME = "qwen3_5"
 TITLE = "transformers Qwen3.5"

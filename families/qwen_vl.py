@@ -24,7 +24,12 @@ from families.text import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import (
+    PackedVisionConfig,
+    PackedVisionTransformer,
+    PatchMergers,
+    patches_of,
+)
 
 __all__ = ["GGUF", "image_rule", "open_images"]
 
@@ -225,3 +230,16 @@ def places(
             at, place = end, place + end - at
     together = torch.cat(parts, dim=1)
     return together, int(together.max()) + 1 - len(ids)
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    vision = config.vision
+    patches = patches_of(pixels[0], vision).unflatten(1, (3, 1, -1))
+    return {
+        "pixel_values": patches.expand(-1, -1, vision.temporal_patch_size, -1).flatten(
+            1
+        ),  # a still, repeated
+        "image_grid_thw": torch.tensor([[1, *(side // vision.patch_size for side in pixels.shape[2:])]]),
+        "mm_token_type_ids": torch.eq(ids, config.image_token_id).int(),
+    }

@@ -50,24 +50,20 @@ class TokenStream:
 
     def __iter__(self) -> Iterator[Tensor]:
         # Not the steps: leaving a loop over them early would close them.
-        while (token := self._next()) is not None:
-            yield token
+        while self.result is None:
+            try:
+                token = next(self._steps)
+            except StopIteration as end:
+                self.result = end.value
+            else:
+                yield token
 
     def drain(self) -> GenerationOutput:
         """Run to the end."""
-        while self._next() is not None:
+        for _ in self:
             pass
         assert self.result is not None, "a stream at its end has a result"
         return self.result
-
-    def _next(self) -> Tensor | None:
-        """The ids of the next step; None at the end."""
-        if self.result is None:
-            try:
-                return next(self._steps)
-            except StopIteration as end:
-                self.result = end.value
-        return None
 
 
 def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:

@@ -5,7 +5,7 @@
     ...                                                # in place of a step, where there are proposals:
     if any(proposals := speculation.propose(rows, most=8)):
         logits = step.ragged(ids, kv_cache, starts)    # of each row's last token and its proposals
-        speculation.verify(rows, proposals, logits)    # the rows have one token more each, or several
+        speculation.verify(rows, proposals, logits, choose)    # the rows have one token more each, or several
 
 A step reads all weights for one token of each row; a pass over several positions of them reads them once for
 all. At each position a token is chosen from that position's logits, with the random numbers, penalties and
@@ -29,7 +29,7 @@ from torch import Tensor
 from generation.kv_cache import STATE_WINDOW, has_states
 from generation.options import GenerationOptions
 from generation.protocol import Proposer, VisionLanguage
-from generation.sampling import Chosen, Row, choose
+from generation.sampling import Chosen, Row
 from generation.steps import Step
 
 MOST = 8  # ids looked up at a time
@@ -154,10 +154,10 @@ class Speculation:
         rows: Sequence[Row],
         proposals: Sequence[Sequence[int]],
         logits: Sequence[Tensor],
-        choose: Callable[[Sequence[Row], Tensor], Chosen] = choose,
+        choose: Callable[[Sequence[Row], Tensor], Chosen],
     ) -> None:
         """Choose tokens from the logits (1 + n, V) that follow each row's last token and n proposals, as far
-        as these are what is chosen. choose: in place of `sampling.choose`."""
+        as these are what is chosen."""
         agreeing, place = list(range(len(rows))), 0
         while agreeing:
             columns = torch.stack([logits[number][place] for number in agreeing])

@@ -112,14 +112,14 @@ def start(
 
 
 def _in_session(options: GenerationOptions, step: Step | None) -> bool:
-    """Whether a session answers faster than `model.generate`: it verifies proposed tokens together, and does
+    """True if a session answers faster than `model.generate`: it verifies proposed tokens together, and does
     not wait for steps that are recorded."""
     ahead = step is not None and (step.records or looks_up(options, step))
     return ahead or options.constraint is not None or options.lookup == "on"
 
 
 def inputs_of(checkpoint: Checkpoint, row: EncodedConversation) -> dict[str, Any]:
-    """What `generate` takes, of one prompt."""
+    """The arguments of `generate` for one prompt."""
     ids = torch.tensor([row.input_ids])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": row.parts}
 
@@ -213,7 +213,7 @@ def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationO
 
 
 def read_answer(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
-    """What was thought before one answer, and the answer as `answer_text` has it."""
+    """The thoughts before one answer, and the answer as `answer_text` has it."""
     text, thoughts, answer = text_of(checkpoint, options), list[str](), ""
     for token_id in ids:
         answer += text.put(token_id)

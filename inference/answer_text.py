@@ -32,7 +32,7 @@ class TextStream:
         return ""
 
     def finish(self) -> str:
-        """What is left at the end, without a character that never became complete."""
+        """The text that is left at the end, without a character that never became complete."""
         text = self._new_text()
         self._ids, self._returned = [], 0
         return text.rstrip(_INCOMPLETE)

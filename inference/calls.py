@@ -12,12 +12,15 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from data.tools import Tool, ToolCall
 from inference.markup import SCALARS, Layout, Markup, kinds_of, quoted
+
+_STRING = r'"(?:[^"\\]|\\.)*+"?'  # of JSON, which may not have ended
+_MARKS = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*+'?|[(){{}}\[\],]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,106 +34,70 @@ class CallPiece:
     ended: bool = False
 
 
-class ArgumentReader:
-    """JSON of the arguments of one call, made while they come in a layout. `ended` is true at their end."""
+def arguments_in(layout: Layout, text: str) -> tuple[str, int]:
+    """The JSON of the arguments that a text begins with, as far as it is certain while more of the text may
+    come; and their end in it, -1 before that."""
+    if layout.named is not None:
+        return _fields(layout, text)
+    if layout.quote:
+        return _bare_object(layout.quote, text)
+    end = _value_end(text)
+    return text if end < 0 else text[:end], end
 
-    def __init__(self, layout: Layout):
-        self.ended, self._layout = False, layout
-        self._until = ""  # what ends the text that is being read; "" outside of texts
-        # Of an object: how many are open, whether a string of JSON is, and a name or value that is not whole.
-        self._depth, self._in_string, self._escaped, self._word = 0, False, False, ""
-        # Of fields: how the JSON begins, what joins the next one to it, and the kinds of all parameters.
-        self._begin, self._comma = "" if layout.named is None else "{", ""
-        self._kinds = {one.name: kinds_of(one.schema) for one in layout.named or ()} if layout.ends else {}
 
-    def put(self, text: str) -> tuple[str, str]:
-        """(more of the JSON, what is left of `text` until more of it comes, or after the end)."""
-        made, self._begin = self._begin, ""
-        step = self._object if self._layout.named is None else self._field
-        while not self.ended:
-            read = self._text(text) if self._until else step(text)
-            if read is None:
-                break
-            made, text = made + read[0], read[1]
-        return made, text
-
-    def _text(self, text: str) -> tuple[str, str] | None:
-        """(more of the JSON, the rest) of a text in quotes; None until more of it comes. The next two methods
-        do the same."""
-        value, end, rest = text.partition(self._until)
-        value = value if end else text[: 1 - len(self._until)]
-        if not end and not value:
-            return None
-        self._until = "" if end else self._until
-        return quoted(value)[1:-1] + '"' * bool(end), rest if end else text[len(value) :]
-
-    def _field(self, text: str) -> tuple[str, str] | None:
-        layout = self._layout
-        if text.startswith(layout.tail):
-            self.ended = True
-            return "}", text
-        if not (begun := layout.begins.match(text)):
-            return None
-        name, value = begun[1], text[begun.end() :]
-        kinds, made = self._kinds.get(name, {"json"}), f"{self._comma}{quoted(name)}: "
-        if kinds == {"text"}:
-            self._comma, self._until = ", ", layout.ends
-            return f'{made}"', value
-        end = value.find(layout.ends) if layout.ends else _python_end(value)
+def _fields(layout: Layout, text: str) -> tuple[str, int]:
+    schemas = {one.name: one.schema for one in layout.named or () if layout.ends}
+    made, at = "{", 0
+    while not text.startswith(layout.tail, at):
+        if not (begun := layout.begins.match(text, at)):
+            return made, -1
+        known, at = kinds_of(schemas.get(begun[1], {})), begun.end()
+        made += f"{', ' * (made != '{')}{quoted(begun[1])}: "
+        end = text.find(layout.ends, at) if layout.ends else _value_end(text, at)
+        if known == {"text"}:
+            certain = len(text) - len(layout.ends) + 1 if end < 0 else end
+            made += quoted(text[at:certain])[: -1 if end < 0 else None]
+        elif end >= 0:
+            value = text[at:end]
+            is_scalar = any(re.fullmatch(SCALARS[kind], value) for kind in known & SCALARS.keys())
+            made += quoted(value) if "text" in known and not is_scalar else literal(value)
         if end < 0:
-            return None
-        self._comma, value, rest = ", ", value[:end], value[end + len(layout.ends) :]
-        is_scalar = any(re.fullmatch(SCALARS[kind], value) for kind in kinds & SCALARS.keys())
-        return made + (quoted(value) if "text" in kinds and not is_scalar else literal(value)), rest
-
-    def _object(self, text: str) -> tuple[str, str] | None:
-        quote, made = self._layout.quote, ""
-        if quote and not self._in_string:
-            if text.startswith(quote):
-                self._until = quote
-                return '"', text[len(quote) :]
-            if quote.startswith(text):
-                return None
-        for at, char in enumerate(text):
-            if at and char == quote[:1] and not self._in_string:
-                return made, text[at:]
-            made += self._character(char)
-            if self.ended:
-                return made, text[at + 1 :]
-        return (made, "") if text else None
-
-    def _character(self, char: str) -> str:
-        """The JSON that one character of an object completes."""
-        if self._in_string:
-            self._escaped, self._in_string = not self._escaped and char == "\\", self._escaped or char != '"'
-            return char
-        bare = self._layout.quote
-        if bare and char not in '{}[]:,"':
-            self._word += char
-            return ""
-        word, self._word = self._word.strip(), ""
-        self._in_string = char == '"'
-        self._depth += (char in "{[") - (char in "}]")
-        self.ended = not self._depth and char in ("}" if bare else "}]")
-        return (word and (quoted(word) if char == ":" else literal(word))) + char
+            return made, -1
+        at = end + len(layout.ends)
+    return made + "}", at
 
 
-def _python_end(text: str) -> int:
-    """The end of the Python value that a text begins with; -1 where more of the text is needed."""
-    depth, quote, escaped = 0, "", False
-    for at, char in enumerate(text):
-        if escaped:
-            escaped = False
-        elif quote:
-            escaped, quote = char == "\\", "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif depth == 0 and char in ",)":
-            return at
-        elif char in ")]}":
-            depth -= 1
+def _bare_object(quote: str, text: str) -> tuple[str, int]:
+    """`arguments_in` of an object with bare names and words, and texts in quotes of their own."""
+    mark = re.escape(quote)
+    token = rf'{mark}(?P<text>.*?)(?P<ends>{mark}|\Z)|{_STRING}|[{{}}\[\]:,]|(?:(?!{mark})[^{{}}\[\]:,"])+'
+    made, word, depth = "", "", 0
+    for found in re.compile(token, re.DOTALL).finditer(text, 0, len(text) - begun(text, quote)):
+        said = found[0]
+        if (inner := found["text"]) is not None:
+            made += quoted(inner)[: None if found["ends"] else -1]
+        elif said[0] == '"':
+            made += said
+        elif said not in "{}[]:,":
+            word = said.strip()
+        else:
+            made += (word and (quoted(word) if said == ":" else literal(word))) + said
+            word, depth = "", depth + (said in "{[") - (said in "}]")
+            if depth == 0 and said in "}]":
+                return made, found.end()
+    return made, -1
+
+
+def _value_end(text: str, at: int = 0) -> int:
+    """The end of the value of JSON or Python that begins here; -1 where more of the text is needed."""
+    depth = 0
+    for found in _MARKS.finditer(text, at):
+        if depth == 0 and found[0] in ",)":
+            return found.start()
+        closes = found[0] in ")]}"
+        depth += (found[0] in "([{") - closes
+        if depth == 0 and closes:
+            return found.end()
     return -1
 
 
@@ -170,49 +137,47 @@ class CallReader:
     the space before a call is neither. must: the answer has no text, so that its cut end is one of a call."""
 
     def __init__(self, markup: Markup, tools: Sequence[Tool], must: bool = False):
-        self._must, self._markup, self._held, self._count = must, markup, "", 0
+        self._must, self._markup, self._held, self._in_block = must, markup, "", False
         layouts = ((tool, markup.layout(tool)) for tool in tools)
-        self._heads = {layout.head: (tool, layout) for tool, layout in layouts}
-        self._call: tuple[str, str, ArgumentReader] | None = None  # its id, and what follows its arguments
-        self._in_block = False
+        self._heads = {layout.head: (tool.name, layout) for tool, layout in layouts}
+        self._layout: Layout | None = None  # of the call whose arguments are `_held`
+        self._index, self._id, self._made = -1, "", 0  # of it, and how much of its JSON was given
 
     def put(self, text: str, last: bool = False) -> tuple[str, list[CallPiece]]:
         """(more of the text, more of the calls). With the `last` of it, nothing is held back but a call that
         is not whole."""
-        self._held, pieces = self._held + text, list[CallPiece]()
-        shown = "".join(self._steps(pieces))
-        if last and self._call is None:
+        self._held, shown, pieces, goes_on = self._held + text, "", list[CallPiece](), True
+        while goes_on:
+            if self._layout is None:
+                more, goes_on = self._beside(pieces)
+                shown += more
+            else:
+                goes_on = self._read(self._layout, pieces)
+        if last and self._layout is None:
             shown, self._held = shown + self._held * (not self._must), ""
         return shown, pieces
 
-    def _steps(self, pieces: list[CallPiece]) -> Iterator[str]:
+    def _beside(self, pieces: list[CallPiece]) -> tuple[str, bool]:
+        """(more of the text up to the next call, whether there is more to read)."""
         opens = self._markup.marks.opens
-        while self._held:
-            if self._call is not None:
-                if not self._read(*self._call, pieces):
-                    return
-                continue
-            start = 0 if self._in_block else self._held.find(opens)
-            if start < 0:  # the beginning of a mark, and space before it, may belong to a call
-                yield self._shown(len(self._held) - begun(self._held, opens))
-                return
-            before = "" if self._in_block else opens + self._markup.before
-            held = self._held[start:]
-            heads = {before + head: head for head in self._heads}
-            if any(head.startswith(held) and head != held for head in heads):
-                yield self._shown(start)
-                return
-            if head := max(filter(held.startswith, heads), key=len, default=""):
-                yield self._shown(start)
-                tool, layout = self._heads[heads[head]]
-                self._held = held[len(head) :]
-                self._call = f"call_{secrets.token_hex(12)}", layout.tail, ArgumentReader(layout)
-                self._count += 1
-                pieces.append(CallPiece(self._count - 1, self._call[0], tool.name))
-            else:
-                self._in_block = False
-                text, self._held = self._held[: start + len(opens)], self._held[start + len(opens) :]
-                yield text
+        start = 0 if self._in_block else self._held.find(opens)
+        if start < 0:  # the beginning of a mark, and space before it, may belong to a call
+            return self._shown(len(self._held) - begun(self._held, opens)), False
+        before = "" if self._in_block else opens + self._markup.before
+        held = self._held[start:]
+        heads = {before + head: known for head, known in self._heads.items()}
+        if any(head.startswith(held) and head != held for head in heads):
+            return self._shown(start), False
+        if head := max(filter(held.startswith, heads), key=len, default=""):
+            text = self._shown(start)
+            name, self._layout = heads[head]
+            self._index, self._id, self._made = self._index + 1, f"call_{secrets.token_hex(12)}", 0
+            pieces.append(CallPiece(self._index, self._id, name))
+            self._held = held[len(head) :]
+            return text, True
+        self._in_block, end = False, start + len(opens)
+        text, self._held = self._held[:end], self._held[end:]
+        return text, bool(self._held)
 
     def _shown(self, end: int) -> str:
         """The text up to here without space at its end, which is held back with what follows."""
@@ -220,20 +185,19 @@ class CallReader:
         self._held = self._held[len(text) :]
         return text
 
-    def _read(self, call_id: str, tail: str, arguments: ArgumentReader, pieces: list[CallPiece]) -> bool:
+    def _read(self, layout: Layout, pieces: list[CallPiece]) -> bool:
         """More of a call, and whether it has ended."""
-        if not arguments.ended:
-            made, self._held = arguments.put(self._held)
-            if made:
-                pieces.append(CallPiece(self._count - 1, call_id, "", made))
-            if not arguments.ended:
-                return False
-        inner, closes = self._markup.inner, self._markup.after + self._markup.marks.closes
-        self._in_block = bool(inner) and self._held.startswith(tail + inner)
-        if not self._in_block and not self._held.startswith(tail + closes):
+        made, end = arguments_in(layout, self._held)
+        if len(made) > self._made:
+            pieces.append(CallPiece(self._index, self._id, "", made[self._made :]))
+            self._made = len(made)
+        rest, inner = self._held[end:] if end >= 0 else "", layout.tail + self._markup.inner
+        closes = layout.tail + self._markup.after + self._markup.marks.closes
+        self._in_block = bool(self._markup.inner) and rest.startswith(inner)
+        if not self._in_block and not rest.startswith(closes):
             return False
-        pieces.append(CallPiece(self._count - 1, call_id, ended=True))
-        self._call, self._held = None, self._held[len(tail + (inner if self._in_block else closes)) :]
+        pieces.append(CallPiece(self._index, self._id, ended=True))
+        self._layout, self._held = None, rest[len(inner if self._in_block else closes) :]
         return True
 
 

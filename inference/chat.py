@@ -143,8 +143,9 @@ class Chat:
         with conversation.send(question, images, options, draft) as reply:
             reply.hear = lambda _, piece: aside.put(piece)
             pieces = aside.before(reply.after_draft(grey, draft and stats))
+            pixels = conversation.checkpoint.pixels(reply.row, form_of(options) is None)
             try:
-                for piece in reply.pixels(lines=form_of(options) is None).each(pieces):
+                for piece in pixels.each(pieces):
                     print(for_terminal(piece), end="", flush=True)
                     seen = piece or seen
             except KeyboardInterrupt:

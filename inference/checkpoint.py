@@ -122,8 +122,8 @@ class Checkpoint:
         return bool(self.model.generation_config.get("single_turn", False))
 
     @property
-    def writes_json(self) -> bool:
-        """False if it did not learn to."""
+    def knows_tools(self) -> bool:
+        """False if it did not learn to write JSON, as calls of tools hold it."""
         return self.model.generation_config.get("json", True) is not False
 
     @property
@@ -159,7 +159,7 @@ class Checkpoint:
     def forms(self) -> Forms:
         """The grammars, choices and tools that its answers are held to."""
         size = self.model.config.text.vocab_size
-        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.writes_json)
+        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.knows_tools)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """A writer of the coordinates in an answer to this prompt as pixels: lines for a person, or JSON.

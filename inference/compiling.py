@@ -1,9 +1,6 @@
 """Grammars become matchers: in the server, and before that on trial, where time and memory are bounded.
 
-    matcher = compiled(tokenizer, grammar)             # ValueError for one that cannot be used
-
-`serve` is all of the process of `inference.trial.Trials`. It reads the tokenizer once, and tries out each
-grammar in a fork, which the system ends: forking is safe because there are no threads.
+matcher = compiled(tokenizer, grammar)             # ValueError for one that cannot be used
 """
 
 from __future__ import annotations
@@ -13,13 +10,11 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import llguidance
 
-from inference.trial import MEMORY, SECONDS, TOO_MUCH, WALL_SECONDS
+from inference.apart import MEMORY, SECONDS, TOO_MUCH, WALL_SECONDS, bounded, say
 
 # Of llguidance's limits: 20 MB of states, and of the work for one token 15 ms.
 LIMITS: dict[str, Any] = {
@@ -54,10 +49,9 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
     return matcher
 
 
-# ------------------------------------------------------------------------------------ the process of trials
 def serve() -> None:
-    """Try out the grammars that stdin says, one a line, until it ends. Its first line is the tokenizer."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """All of the process of `inference.apart.Trials`: it reads the tokenizer once, and tries out each grammar
+    in a fork, which the system may end. Forking is safe because there are no threads."""
     spec = json.loads(sys.stdin.buffer.readline())
     tokenizer = spec and llguidance.LLTokenizer(*spec)
     for line in sys.stdin.buffer:
@@ -69,19 +63,13 @@ def serve() -> None:
             finally:
                 os._exit(FAILED)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == FAILED:
-            _reply(0, "the library that compiles it fails")
-        elif code:  # mostly by a signal
-            _reply(0, TOO_MUCH)
+        if code:  # mostly by a signal
+            say([0, "the library that compiles it fails" if code == FAILED else TOO_MUCH])
 
 
 def _try_out(tokenizer: Any, grammar: str) -> None:
-    """All of a forked process, which ends when it has taken too much processor time or memory."""
-    with suppress(OSError, ValueError):  # no such file, no such limit: not Linux
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    """All of a forked process: says the bytes that a grammar takes, and why it cannot be used."""
+    bounded(SECONDS, WALL_SECONDS, MEMORY)
     message, before = "", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         compiled(tokenizer, grammar)
@@ -90,10 +78,5 @@ def _try_out(tokenizer: Any, grammar: str) -> None:
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
         signal.setitimer(timer, 0)
-    _reply(taken * (1 if sys.platform == "darwin" else 1024), message)  # macOS counts bytes, Linux KiB
+    say([taken * (1 if sys.platform == "darwin" else 1024), message])  # macOS counts bytes, Linux KiB
     os._exit(0)
-
-
-def _reply(taken: int, message: str) -> None:
-    """The bytes that a grammar takes, and why it cannot be used, to whoever asked."""
-    os.write(1, json.dumps([taken, message]).encode() + b"\n")

@@ -30,15 +30,14 @@ from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from generation.sampling import keep
+from inference.apart import TrialFailed, Trials
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
-from inference.grammar import Latest, has_json_values, refusal
+from inference.grammar import Form, has_json_values, refusal
 from inference.markup import Gemma
-from inference.trial import TrialFailed, Trials
 from messages import one_line
 
 _IS_ZERO = bytes([1] + 255 * [0])
-MOST_BYTES = 256 * 2**20  # of grammars that are kept for the next answers
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
 MOST_EXPONENT = 2  # digits of an exponent: with more of them no double may hold the number
@@ -281,8 +280,7 @@ def _log_sum_exp(values: Sequence[float]) -> float:
 
 
 class Constraints:
-    """Makes constraints for the answers of one checkpoint; keeps the grammars that it compiled last, and what
-    was wrong with those that it refused.
+    """Makes the forms of one checkpoint's answers that are held to a grammar.
 
     Args:
         vocab_size: of the model, which may have more ids than the tokenizer.
@@ -312,44 +310,34 @@ class Constraints:
             ) from None
         self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._trials = Trials(known)
-        self._compiled = Latest[llguidance.LLMatcher | str](MOST_BYTES)
 
-    def __call__(self, grammar: str) -> Callable[[], Constraint]:
-        """Makes a function that makes a constraint for each answer. Raises RequestError."""
-        matcher = self._compiled.get(grammar) or self._compile(grammar)
-        if isinstance(matcher, str):
-            raise FormError(matcher)
-        return self._maker(matcher, grammar)
+    def __call__(self, grammar: str) -> Form:
+        """The form of answers that are all of it. Raises FormError."""
+        begin, size = self._compile(grammar)
+        return Form(begin, size=size)
 
-    def kept(self, grammar: str) -> Callable[[], Constraint] | None:
-        """The same for a grammar that is compiled already; None for any other."""
-        matcher = self._compiled.get(grammar)
-        return None if matcher is None or isinstance(matcher, str) else self._maker(matcher, grammar)
-
-    def _maker(self, matcher: llguidance.LLMatcher, grammar: str) -> Callable[[], Constraint]:
-        return lambda: Constraint(matcher.deep_copy(), self._vocabulary, has_json_values(grammar))
-
-    def may_call(self, grammar: str, opens: str, several: bool) -> Callable[[], CallsMayFollow]:
-        """The same for answers that may call tools; `grammar` is of a block of calls."""
-        begin = self(grammar)
+    def may_call(self, grammar: str, opens: str, several: bool) -> Form:
+        """The form of answers that may call tools: the grammar is of a block of calls, after its mark."""
+        (begin, size), vocabulary = self._compile(grammar), self._vocabulary
 
         def block(after: bytes) -> Constraint | None:
             held = begin()
-            return held if all(map(held.take, self._tokenizer.tokenize_bytes(after))) else None
+            return held if all(map(held.take, vocabulary.tokenizer.tokenize_bytes(after))) else None
 
-        return lambda: CallsMayFollow(self._vocabulary, opens.encode(), several, block)
+        return Form(lambda: CallsMayFollow(vocabulary, opens.encode(), several, block), size=size)
 
-    def _compile(self, grammar: str) -> llguidance.LLMatcher | str:
-        """The matcher, or why there is none. Only a grammar that was tried out is compiled here."""
+    def _compile(self, grammar: str) -> tuple[Callable[[], Constraint], int]:
+        """A function that makes constraints, and the bytes that it takes. A grammar is compiled here only
+        after it was tried out. Raises FormError."""
         # Where it spells a special token, llguidance would force that in place of its characters.
         said = grammar.replace(Gemma.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")
         ordinary = any(text in said or text in plain for text in self._special)
         try:
-            tried, taken = NO_FORCING * ordinary + grammar, 0
-            taken = self._trials(tried)
-            made: llguidance.LLMatcher | str = compiled(self._tokenizer, tried)
+            tried = NO_FORCING * ordinary + grammar
+            size = self._trials(tried)
+            matcher = compiled(self._tokenizer, tried)
         except (TrialFailed, ValueError) as error:
-            made = refusal(str(error))
-        self._compiled.put(grammar, made, taken)
-        return made
+            raise FormError(refusal(str(error))) from None
+        vocabulary, is_json = self._vocabulary, has_json_values(grammar)
+        return lambda: Constraint(matcher.deep_copy(), vocabulary, is_json), size

@@ -15,7 +15,7 @@ the history as it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
@@ -29,7 +29,6 @@ from generation.session import Session
 from inference.answer import inputs_of, start
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
-from inference.coordinates import PixelText
 from inference.draft import DraftedReply, wholes, with_seed
 from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think
@@ -169,14 +168,6 @@ class TurnReply(DraftedReply):
         self.turn, self.kept, self._conversation = turn, False, conversation
         self._result: dict[str, Any] | None = None
         super().__init__(conversation.checkpoint, row, stream, options, prepare)
-
-    def pixels(self, lines: bool = True) -> PixelText:
-        """See `Checkpoint.pixels`."""
-        return self.checkpoint.pixels(self.row, lines)
-
-    def draft(self) -> Iterator[str]:
-        """See `DraftedReply.draft`; only where `send` was to let it have one."""
-        return super().draft() if self._result is None else iter(())
 
     def __enter__(self) -> TurnReply:
         return self

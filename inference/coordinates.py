@@ -9,7 +9,6 @@ from data.boxes import CoordinateForm, form_of
 from data.tiles import Sizes
 from inference.pixels import Pixels
 
-MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
 ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
 OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
 
@@ -17,36 +16,26 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 class PixelText:
     """The text of an answer with its coordinates in pixels of an image of these sizes (`inference.pixels`):
     `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
-    with a note if there are coordinates.
-
-    Nothing is looked for before the first mark of coordinates: most answers have none.
-    """
+    with a note if there are coordinates."""
 
     def __init__(self, coordinates: Any, sizes: Sizes | None, lines: bool = True):
-        self._coordinates, self._sizes, self._lines = coordinates, sizes, lines
-        self._looking, self._shown = coordinates is not None, ""
-        self._pixels: Pixels | None = None
-        self._unsized: CoordinateForm | None = None  # in which there may be coordinates of no known image
+        form = spoken_form(coordinates, sizes)
+        self._pixels = Pixels(form, sizes[0], lines) if form and sizes else None
+        self._unsized, self._text = form if lines and not sizes else None, ""
 
     def put(self, piece: str) -> str:
         """The text that can be shown with this piece."""
-        if self._looking and not MARKS.isdisjoint(piece):
-            self._looking, form = False, spoken_form(self._coordinates, self._sizes)
-            if form is not None and self._sizes is not None:
-                self._pixels = Pixels(form, self._sizes[0], self._lines, self._shown)
-            elif self._lines:
-                self._unsized, self._shown = form, ""
         if self._pixels is not None:
             return self._pixels.put(piece)
-        self._shown = piece or self._shown if self._unsized is None else self._shown + piece
+        self._text += piece
         return piece
 
     def finish(self) -> str:
         """The rest of the text."""
-        if self._pixels is None and self._unsized is not None:
-            found = self._unsized.read(self._shown, ANY_SIZE)
-            return f"\n{OPEN_NOTE}" if found.boxes or found.points else ""
-        return "" if self._pixels is None else self._pixels.finish()
+        if self._pixels is not None:
+            return self._pixels.finish()
+        found = None if self._unsized is None else self._unsized.read(self._text, ANY_SIZE)
+        return f"\n{OPEN_NOTE}" if found and (found.boxes or found.points) else ""
 
     def each(self, pieces: Iterable[str]) -> Iterator[str]:
         """The pieces of a whole answer; Ctrl-C gives what is left of it so far."""

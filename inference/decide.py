@@ -39,7 +39,7 @@ def choices_form(
     if len(answers) < len(texts):
         lost = next(text for text in texts if text not in answers.values())
         raise RequestError(f"choices: {lost[:40]!r} and another one are the same to this model's tokenizer")
-    return Form(Choices(tuple(answers), stop_ids), None, tuple(texts), max(map(len, answers)))
+    return Form(Choices(tuple(answers), stop_ids), tuple(texts), max(map(len, answers)))
 
 
 def answer_ids(
@@ -61,9 +61,9 @@ def answer_ids(
 
 
 def decided(form: Form | None, decision: Decision | None) -> dict[str, Any]:
-    """Of an answer that is one of a form's choices: "probabilities", each choice's among them, which add up
-    to 1; "probability_mass", that of any of them among all that the model could have said; and where all are
-    numbers, their "expected_value". {} for another answer."""
+    """The fields of an answer that is one of a form's choices; {} for another. "probabilities" are those of
+    each, among the choices, and add up to 1; "probability_mass" is that of any of them among all that the
+    model could have said; "expected_value" is there where all are numbers."""
     if form is None or decision is None:
         return {}
     probabilities = dict(zip(form.choices, decision.probabilities, strict=True))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from data.processor import EncodedConversation, Processor
@@ -36,22 +36,9 @@ from inference.checkpoint import Checkpoint
 from inference.printing import GreyText
 from inference.thinking import Think
 
-
-@dataclass(frozen=True)
-class DraftLimits:
-    """When a draft is made, and when it ends.
-
-    share: of the time that the other parts are expected to take; the first token is made in any case.
-    least_wait: seconds that the other parts are expected to take at least: less is no time to read in.
-    most_prompt: length of the short prompt, as a share of the full one's.
-    """
-
-    share: float = 0.025
-    least_wait: float = 0.3
-    most_prompt: float = 1 / 3
-
-
-LIMITS = DraftLimits()
+SHARE = 0.025  # of the time that the rest is expected to take: a draft goes on for so long
+LEAST_WAIT = 0.3  # seconds that the rest is expected to take at least: less is no time to read in
+MOST_PROMPT = 1 / 3  # length of the short prompt, as a share of the full one's
 
 
 class Draft:
@@ -71,10 +58,10 @@ class Draft:
         self.token_ids: list[int] = []
         self.first_token_seconds = self.seconds = 0.0
         self.over = short_inputs is None or options.num_return_sequences > 1
-        self._session, self._short, self._options = session, short_inputs or {}, of_draft(options)
-        self._left = 0.0
-        if not self.over:
-            self._left = parts_left(session.model, session.feature_cache, inputs, self._short)
+        self._session, self._short = session, short_inputs or {}
+        self._options = replace(options, confidence=False, logprobs=None, lookup="off")
+        known = session.model, session.feature_cache
+        self._left = 0.0 if self.over else parts_left(*known, inputs, self._short)
 
     def __iter__(self) -> Iterator[int]:
         if self.over or not self._left:
@@ -83,10 +70,10 @@ class Draft:
         for ids in self._session.generate_stream(**self._short, options=self._options):
             self.seconds += time.perf_counter() - began
             if not self.token_ids:
-                most = seconds_for(self.seconds, self._left)
-                self.first_token_seconds = self.seconds
-            if not most:
-                break
+                self.first_token_seconds, wait = self.seconds, self._left * self.seconds
+                if wait < LEAST_WAIT:
+                    break
+                most = self.seconds + SHARE * wait
             self.token_ids.append(int(ids))
             yield self.token_ids[-1]
             if self.over or self.seconds >= most:
@@ -139,7 +126,7 @@ class DraftedReply(Reply):
             yield text.finish()
 
     def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
-        """What iterating gives, once the draft was made and shown; that goes when the answer comes.
+        """The pieces of the answer, after the draft was made and shown, which goes when they come.
 
         A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
         """
@@ -204,30 +191,19 @@ def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
     return found if smaller and len(found) == len(images) else []
 
 
-def of_draft(options: GenerationOptions) -> GenerationOptions:
-    """Options of a draft of an answer with these."""
-    return replace(options, confidence=False, logprobs=None, lookup="off")
-
-
 def with_seed(options: GenerationOptions) -> GenerationOptions:
     """Options with one seed for draft and answer: the one that the answer would draw with."""
     drawn = not options.greedy and options.seed is None
     return replace(options, seed=make_seeds(None, 1, 1)[0]) if drawn else options
 
 
-def seconds_for(first: float, left: float) -> float:
-    """Seconds that a draft may take whose first token took `first`, with `parts_left`; 0 for no draft."""
-    rest = left * first
-    return first + LIMITS.share * rest if rest >= LIMITS.least_wait else 0.0
-
-
 def parts_left(
     model: VisionLanguage, features: FeatureCache, inputs: Mapping[str, Any], short: Mapping[str, Any]
 ) -> float:
-    """What is to be encoded after a draft, over what is to be encoded for it, by positions. 0 where a draft
+    """The positions to be encoded after a draft over those to be encoded for it. 0 where a draft
     does not help, or its pictures would be encoded twice."""
     full, small = _positions(model, inputs), _positions(model, short)
-    too_long = short["input_ids"].shape[-1] > LIMITS.most_prompt * inputs["input_ids"].shape[-1]
+    too_long = short["input_ids"].shape[-1] > MOST_PROMPT * inputs["input_ids"].shape[-1]
     position_bytes = model.config.feature_width * model.language_model.norm.weight.itemsize
     first = features.missing([*small])
     if too_long or not first or sum(small.values()) * position_bytes > features.max_bytes:
@@ -237,7 +213,7 @@ def parts_left(
 
 
 def _positions(model: VisionLanguage, inputs: Mapping[str, Any]) -> dict[bytes, int]:
-    """Of each part of the images, by its digest."""
+    """The positions of each part of the images, by its digest."""
     pixels = inputs.get("pixel_values")
     if pixels is None or not pixels.numel():
         return {}

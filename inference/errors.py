@@ -1,4 +1,4 @@
-"""What users get wrong and what a machine lacks, as one sentence each. Nothing here imports torch."""
+"""Errors of users and of machines, as one sentence each. Nothing here imports torch."""
 
 from __future__ import annotations
 

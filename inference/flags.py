@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from data.errors import ImageError, expanded, nearest_file
+from data.errors import ImageError, nearest_file
 from inference.errors import check_text_only
 from inference.thinking import THINK_TOKENS
 from messages import did_you_mean, for_terminal, one_line, printable
@@ -175,14 +175,14 @@ def is_image_name(word: str) -> bool:
 def is_question(text: str) -> bool:
     """Whether a positional argument is a question, not an image: several words, or what ends in a question
     mark, that is no file and is not written like one. A mistyped path is refused instead of asked."""
-    if text == STDIN or is_image_name(text) or os.path.lexists(expanded(text)):
+    if text == STDIN or is_image_name(text) or os.path.lexists(os.path.expanduser(text)):
         return False
     return text.rstrip().endswith(("?", "？", "؟")) or any(map(str.isspace, text))
 
 
 def check_image_name(name: str, advice: str = "") -> None:
     """Raises ImageError if a path names no file: with the nearest name, or else with `advice`."""
-    if name != STDIN and not _URL.match(name) and not os.path.lexists(expanded(name)):
+    if name != STDIN and not _URL.match(name) and not os.path.lexists(os.path.expanduser(name)):
         raise ImageError(f"{name!r}: no such file{lost(name, advice)}")
 
 

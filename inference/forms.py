@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -12,18 +14,42 @@ from data.processor import Processor
 from inference.calls import CallReader
 from inference.decide import choices_form
 from inference.errors import FormError, RequestError
-from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, plain_form, tool_grammar
-from inference.markup import MARKUPS, Markup
+from inference.grammar import Form, ToolUse, choices_of, tool_grammar
+from inference.markup import MARKUPS
 from inference.thoughts import Thinking
 
 if TYPE_CHECKING:
     from inference.constraint import Constraints
 
-Written = tuple[str, Callable[[str], str] | None]  # a grammar, and what writes the answer of it
+MOST_BYTES = 256 * 2**20  # of forms that are kept for the next answers
+LEAST_KEPT = 4 * 2**20  # bytes, as which one of them counts
+
+
+class Latest:
+    """The forms that were used last, and why others were refused, by key: at most `most` bytes, of which each
+    takes LEAST_KEPT or more. Several threads may ask."""
+
+    def __init__(self) -> None:
+        self.most, self._lock = MOST_BYTES, threading.Lock()
+        self._kept = OrderedDict[str, tuple[Form | FormError, int]]()
+
+    def get(self, key: str) -> Form | FormError | None:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def put(self, key: str, form: Form | FormError) -> None:
+        size = form.size if isinstance(form, Form) else 0
+        with self._lock:
+            self._kept[key] = form, max(LEAST_KEPT, len(key) + size)
+            while sum(size for _, size in self._kept.values()) > self.most:
+                self._kept.popitem(last=False)
 
 
 class Forms:
-    """The forms of one checkpoint. `writes_json`: its model has learned to write JSON."""
+    """The forms of one checkpoint. `knows_tools`: its model may call one where it does not have to."""
 
     def __init__(
         self,
@@ -31,91 +57,50 @@ class Forms:
         thinking: Thinking | None,
         vocab_size: int,
         stop_token_ids: Sequence[int],
-        writes_json: bool,
+        knows_tools: bool,
     ):
-        self._processor, self._thinking, self._vocab_size = processor, thinking, vocab_size
-        self._stop_token_ids, self._writes_json = stop_token_ids, writes_json
+        self._knows_tools = knows_tools
+        self._processor, self._how = processor, (processor, thinking, vocab_size, stop_token_ids)
+        self._kept = Latest()
 
     def constraint(self, grammar: str | ToolUse) -> Form:
         """The form of a grammar (`inference.grammar`), or of what an answer may do with tools:
         `GenerationOptions.constraint`. Raises RequestError for what cannot be used, and a tokenizer that
         cannot be held to any grammar."""
-        if isinstance(grammar := self._known(grammar), ToolUse):
-            form = self._tools(grammar, self._written(grammar), self.constraint)
-            assert form is not None, "what is not kept was compiled"
-            return form
-        if choices_of(grammar) is None:
-            as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
-        plain, write = self._plain(grammar)
-        if (choices := choices_of(plain)) is not None:
-            if (form := self._choices.get(plain)) is None:
-                how = self._processor, self._thinking, self._vocab_size, self._stop_token_ids
-                form = choices_form(*how, choices)
-                self._choices.put(plain, form, len(plain))
-            return replace(form, write=write)
-        return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
+        if (form := self._kept.get(key := _key(grammar))) is None:
+            try:
+                form = self._made(grammar)
+            except FormError as error:
+                form = error
+            self._kept.put(key, form)
+        if isinstance(form, FormError):
+            raise FormError(form, form.option)
+        return form
 
     def kept_constraint(self, grammar: str | ToolUse) -> Form | None:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
-        try:
-            if isinstance(grammar := self._known(grammar), ToolUse):
-                written = self._tool_grammars.get(_key(grammar))
-                return None if written is None else self._tools(grammar, written, self.kept_constraint)
-            plain, write = self._plain(grammar)
-        except RequestError:
-            return None
-        if (choice := self._choices.get(plain)) is not None:
-            return replace(choice, write=write)
-        kept = self._constraints.kept(plain) if "_constraints" in vars(self) else None
-        return None if kept is None else Form(kept, write)
+        form = self._kept.get(_key(grammar))
+        return form if isinstance(form, Form) else None
 
-    def _known(self, grammar: str | ToolUse) -> str | ToolUse:
-        """The part of it that the model can do: without JSON it calls only where it must."""
-        text = grammar.text if isinstance(grammar, ToolUse) and not grammar.must else None
-        return grammar if text is None or self._writes_json else text
+    def _made(self, grammar: str | ToolUse) -> Form:
+        if isinstance(grammar, ToolUse):
+            return self._of_tools(grammar)
+        choices = choices_of(grammar)
+        return self._constraints(grammar) if choices is None else choices_form(*self._how, choices)
 
-    def _written(self, use: ToolUse) -> Written:
-        """The grammar of calls. A model that did not learn to write JSON says the one value of the one tool
-        that it has to call as it answers anyhow; it is made to call nothing else. Raises FormError."""
-        if (written := self._tool_grammars.get(_key(use))) is not None:
-            return written
-        plain = None
+    def _of_tools(self, use: ToolUse) -> Form:
+        if use.text is not None and not use.must and not self._knows_tools:
+            return self._made(use.text)
+        markup = MARKUPS[self._processor.chat.marks.markup]
         try:
-            if use.must and not self._writes_json:
-                plain = plain_call(use.tools)
-            if plain is None or self._processor.chat.marks.native:
-                written = tool_grammar(self._markup, use, self.marks.get), None
+            grammar = tool_grammar(markup, use, self.marks.get)
+            if use.must or use.text is not None:
+                form = self._constraints(grammar)
             else:
-                written = plain
+                form = self._constraints.may_call(grammar, markup.marks.opens, use.several)
         except RequestError as error:
             raise FormError(error, "tools") from None
-        self._tool_grammars.put(_key(use), written, len(written[0]))
-        return written
-
-    def _tools(self, use: ToolUse, written: Written, find: Callable[[str], Form | None]) -> Form | None:
-        """`find` compiles a grammar, or looks for one that is compiled."""
-        markup, (grammar, write) = self._markup, written
-        try:
-            form = find(grammar)
-        except FormError as error:
-            raise FormError(error, "tools") from None
-        if form is None:
-            return None
-        reader = partial(CallReader, markup, use.tools, use.must)
-        if not use.must and use.text is None:
-            may = self._constraints.may_call(grammar, markup.marks.opens, use.several)
-            return Form(may, reader=reader)
-        whole = write and (lambda text: markup.written(use.tools[0], write(text)))
-        return replace(form, write=whole, reader=reader)
-
-    def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
-        """The grammar that this model is held to instead, and what writes the answer of that: see
-        `plain_form`."""
-        return (None if self._writes_json else plain_form(grammar)) or (grammar, None)
-
-    @property
-    def _markup(self) -> Markup:
-        return MARKUPS[self._processor.chat.marks.markup]
+        return replace(form, reader=partial(CallReader, markup, use.tools, use.must))
 
     @cached_property
     def marks(self) -> dict[str, int]:
@@ -124,22 +109,14 @@ class Forms:
         return {mark: known[mark] for mark in self._processor.chat.marks.texts if mark in known}
 
     @cached_property
-    def _tool_grammars(self) -> Latest[Written]:
-        return Latest()
-
-    @cached_property
-    def _choices(self) -> Latest[Form]:
-        """Compiled choices, by their grammar."""
-        return Latest()
-
-    @cached_property
     def _constraints(self) -> Constraints:
         """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
         from inference.constraint import Constraints  # its library is needed for nothing else
 
-        return Constraints(self._processor.tokenizer, self._vocab_size, self._stop_token_ids)
+        _, _, vocab_size, stop_token_ids = self._how
+        return Constraints(self._processor.tokenizer, vocab_size, stop_token_ids)
 
 
-def _key(use: ToolUse) -> str:
-    """A digest that tells apart schemas that compare equal, as those of 1 and true do."""
-    return sha256(repr(use).encode()).hexdigest()
+def _key(grammar: str | ToolUse) -> str:
+    """A digest of uses of tools tells apart schemas that compare equal, as those of 1 and true do."""
+    return grammar if isinstance(grammar, str) else sha256(repr(grammar).encode()).hexdigest()

@@ -11,7 +11,7 @@ white space for ever. For the same reason an object has only the properties that
 speaks of others. One space may stand in front of everything, because many models begin their answers with
 one; it is no part of the answer's text.
 
-Schemas come from strangers: how long they are, what compiling them takes (`inference.trial`) and what they
+Schemas come from strangers: how long they are, what compiling them takes (`inference.apart`) and what they
 can make of a single token is bounded.
 """
 
@@ -19,28 +19,23 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from data.tools import Tool
+from inference.apart import TrialFailed, Trials
 from inference.calls import CallReader
-from inference.errors import FormError, RequestError
-from inference.markup import ABOUT, Markup, Rules, quoted, reached, slashes_escaped
-from inference.trial import TrialFailed, Trials
+from inference.errors import RequestError
+from inference.markup import NAMED, VALUES, Markup, Rules, quoted, slashes_escaped
 from messages import one_line
 
 if TYPE_CHECKING:
     from generation.protocol import Constraint  # imports torch, which --help does without
 
-T = TypeVar("T")
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
-MOST_WRITTEN = 2**20  # of the grammar of tools, whose definitions stand in it several times
-LEAST_KEPT = 2**20  # bytes, as which a grammar that is kept counts
 MOST_CHOICES = 1000
-MOST_DECIDED, LONGEST_DECIDED = 128, 8_192  # choices of a stranger that are all looked at, and characters
+MOST_DECIDED, LONGEST_DECIDED = 128, 8_192  # choices of a stranger, and characters of all of them
 # A schema may not change these, which "x-guidance" in it could do.
 _JSON = {
     "whitespace_flexible": False,
@@ -133,11 +128,6 @@ def grammar_of(schema: Any = None, choices: Any = None) -> str | None:
     return None if schema is None else json_grammar(schema)
 
 
-def is_json(grammar: str) -> bool:
-    """True of a `json_grammar`."""
-    return grammar.startswith(f"{_START}%json ")
-
-
 def has_json_values(grammar: str) -> bool:
     """True if the values in its answers are JSON, so that `inference.constraint.JsonEnd` knows their ends."""
     return "%json " in grammar and "<parameter=" not in grammar
@@ -176,20 +166,9 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
     """The grammar of calls of tools: of a whole answer where it must be calls; else of a block of them, after
     its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
     _check_size("tools", "".join(json.dumps(tool.schema) for tool in use.tools))
-    written = set[str]()
-
-    def schema_rule(schema: Any) -> str:
-        rule = json_grammar(reached(schema)).removeprefix(_START)
-        written.add(rule)
-        if (size := sum(map(len, written))) > MOST_WRITTEN:
-            raise RequestError(
-                f"tools: expected a grammar of at most {MOST_WRITTEN} bytes, got {size} or more"
-            )
-        return rule
-
     for tool in use.tools:
         _check_counts(tool.schema)
-    rules = Rules(schema_rule, token)
+    rules = Rules(lambda schema: json_grammar(schema).removeprefix(_START), token)
     if use.must or use.text is not None:
         words = "" if use.text is None or use.must else use.text.removeprefix(_START)
         words = words if (choices := choices_of(words)) is None else " | ".join(map(quoted, choices))
@@ -207,222 +186,25 @@ def check_grammar(grammar: str) -> str:
     return grammar
 
 
-# ------------------------------------------------------------- models that did not learn to write JSON
-
-
 @dataclass(frozen=True)
 class Form:
     """The form that holds an answer: `GenerationOptions.constraint`.
 
     constraint: makes one for each answer.
-    write: makes the answer's text of what the model said; None where that is the answer.
     choices: the texts, one of which the model says, and tokens: of the longest; () and 0 where there are
         others (`inference.decide`).
     reader: tells the calls in an answer from the text beside them; None where there can be none.
+    size: bytes that it takes, about.
     """
 
     constraint: Callable[[], Constraint]
-    write: Callable[[str], str] | None = None
     choices: tuple[str, ...] = ()
     tokens: int = 0
     reader: Callable[[], CallReader] | None = None
+    size: int = 0
 
     def __call__(self) -> Constraint:
         return self.constraint()
-
-
-class Latest(Generic[T]):
-    """The values that were used last, by key: at most `most` bytes, where each counts LEAST_KEPT or more.
-    Several threads may ask."""
-
-    def __init__(self, most: int = 64 * LEAST_KEPT):
-        self.most, self._lock, self._kept = most, threading.Lock(), OrderedDict[str, tuple[T, int]]()
-
-    def get(self, key: str) -> T | None:
-        with self._lock:
-            if key not in self._kept:
-                return None
-            self._kept.move_to_end(key)
-            return self._kept[key][0]
-
-    def put(self, key: str, value: T, size: int) -> None:
-        """size: of the value, in bytes, without its key."""
-        with self._lock:
-            self._kept[key] = value, max(LEAST_KEPT, len(key) + size)
-            while sum(size for _, size in self._kept.values()) > self.most:
-                self._kept.popitem(last=False)
-
-
-_DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
-_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_COORDINATES = {"bbox_2d", "point_2d", "bbox", "label"}  # objects that such a model may write all the same
-_DEPTH = 8  # objects and references within one another
-_NO_JSON = (
-    "this model did not learn to write JSON: give a schema that asks for one value, or names the texts to "
-    "choose from (enum)"
-)
-
-
-def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
-    """For a model that did not learn to write JSON: (the grammar of what it says by itself, what makes the
-    JSON of that). After a brace and a name such a model says nothing sensible, but the one value that a
-    schema asks for is what it answers anyhow: a text, a number, yes or no, one of several texts, or a list
-    of texts with commas. None for any other grammar, which it is held to as it stands.
-
-    Raises FormError for a schema that asks for more than one value, for texts of the model's own that are no
-    answer, or for JSON of any form.
-    """
-    if not is_json(grammar):
-        return None
-    schema = json.loads(grammar.removeprefix(f"{_START}%json "))
-    schema.pop("x-guidance")
-    names, value = list[str](), _resolved(schema, schema)
-    while len(_properties(value)) == 1 and len(names) < _DEPTH:
-        ((name, inner),) = value["properties"].items()
-        known = value.keys() <= {"type", "properties", "required", "additionalProperties"} | ABOUT
-        if not known or value.get("required") not in (None, [], [name]):
-            break
-        names.append(name)
-        value = _resolved(inner, schema)
-    try:
-        plain_value = _plain_value(value, schema)
-    except RequestError:  # a text that cannot be chosen as it stands
-        plain_value = None
-    if plain_value is None:
-        _check_fillable(schema)
-        return None
-    plain, read = plain_value
-
-    def write(text: str) -> str:
-        before = "".join(f"{{{json.dumps(name, ensure_ascii=False)}: " for name in names)
-        return before + read(text.strip()) + len(names) * "}"
-
-    return plain, write
-
-
-def plain_call(tools: Sequence[Tool]) -> tuple[str, Callable[[str], str]] | None:
-    """`plain_form` of the arguments of a tool that has to be called. Raises FormError where there are several
-    to choose from, too."""
-    if len(tools) > 1:
-        raise FormError(_NO_JSON)
-    return plain_form(json_grammar(tools[0].schema))
-
-
-def _check_fillable(schema: dict) -> None:
-    """Raises FormError where a model that writes no JSON would have to fill in several values, or make up
-    texts or names. Coordinates it may have learnt to write all the same."""
-    fixed = set[int]()
-    for one in _objects(schema):
-        if _is_place(one, schema):
-            fixed |= {id(inner) for inner in _objects(one)}
-        elif _is_place(_resolved(one.get("items"), schema), schema):
-            fixed.add(id(one))
-    for one in _objects(schema):
-        kinds, properties = one.get("type"), _properties(one)
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        parts = [
-            part for key in ("anyOf", "oneOf", "allOf") if isinstance(one.get(key), list) for part in one[key]
-        ]
-        parts += [{"$ref": one["$ref"]}] if "$ref" in one else []
-        objects = sum(bool(_properties(_resolved(part, schema))) for part in parts) + bool(properties)
-        any_names = "object" in kinds and not properties and one.get("additionalProperties") is not False
-        text = "string" in kinds and one.keys() <= {"type"} | ABOUT
-        several = (
-            len(properties) > 1 or objects > 1 or "array" in kinds or {"items", "prefixItems"} & one.keys()
-        )
-        required = one["required"] if isinstance(one.get("required"), list) else []
-        more = one.get("minProperties", 0) > max(1, len(properties)) or "patternProperties" in one
-        more = more or not set(map(str, required)) <= properties.keys()
-        named = [inner for key in _NAMED if isinstance(one.get(key), dict) for inner in one[key].values()]
-        anything = not one.keys() - ABOUT or True in [*parts, *named]
-        if more or (id(one) not in fixed and (several or any_names or text or anything)):
-            raise FormError(_NO_JSON)
-
-
-def _is_place(one: dict, schema: dict) -> bool:
-    """True of a schema of an object of coordinates, each of which is a list of numbers."""
-
-    def fits(name: str, value: dict) -> bool:
-        if name == "label":
-            return value.get("type") in ("string", ["string", "null"]) or "enum" in value
-        first = value.get("prefixItems")
-        items = first if isinstance(first, list) and first else [value.get("items")]
-        return all(_resolved(item, schema).get("type") in ("integer", "number") for item in items)
-
-    named = _properties(one)
-    alone = named.keys() <= _COORDINATES and not {"allOf", *_ELSEWHERE} & one.keys()
-    return bool(named) and alone and all(fits(name, _resolved(named[name], schema)) for name in named)
-
-
-def _properties(schema: dict) -> dict:
-    named = schema.get("properties")
-    return named if isinstance(named, dict) else {}
-
-
-def _resolved(value: Any, schema: dict) -> dict:
-    """A schema without what stands elsewhere or may be null; {} for one that is none."""
-    for _ in range(_DEPTH):
-        if not isinstance(value, dict):
-            return {}
-        others = [key for key in ("anyOf", "oneOf", "allOf") if key in value]
-        name = str(value.get("$ref", ""))
-        if name.startswith("#/") and value.keys() <= {"$ref"} | ABOUT:
-            inner: Any = schema
-            for part in name.split("/")[1:]:
-                inner = inner.get(part) if isinstance(inner, dict) else None
-            value = inner
-        elif len(others) == 1 and value.keys() <= {*others} | ABOUT and isinstance(value[others[0]], list):
-            real = [one for one in value[others[0]] if one != {"type": "null"}]
-            if len(real) != 1:
-                return value
-            value = real[0]
-        else:
-            return value
-    return {}
-
-
-def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
-    """(the grammar of what a model says by itself for a value, what makes the value's JSON of it)."""
-    keys, kind = value.keys() - ABOUT, value.get("type")
-    if isinstance(kind, list) and len(kinds := [one for one in kind if one != "null"]) == 1:
-        kind, value = kinds[0], value | {"type": kinds[0]}
-    texts = [value["const"]] if "const" in value else value.get("enum")
-    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        few = len(texts) <= MOST_DECIDED and sum(map(len, texts)) <= LONGEST_DECIDED
-        one_of = choice_grammar(texts)  # refuses what is no choice
-        one_of = one_of if few else _START + " | ".join(map(quoted, texts))
-        return (one_of, quoted) if keys <= {"type", "enum", "const"} else None
-    if kind == "boolean" and keys == {"type"}:
-        return choice_grammar(("yes", "no")), lambda text: "true" if text == "yes" else "false"
-    if kind in ("integer", "number") and keys <= {"type"} | _BOUNDS:
-        return _START + _json(value), str
-    if kind == "string" and keys <= {"type", "minLength", "maxLength"}:
-        least, most = value.get("minLength", 0), value.get("maxLength", "")
-        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), quoted
-    if kind == "array" and keys <= {"type", "items"}:
-        return _plain_list(_resolved(value.get("items"), schema))
-    return None
-
-
-def _plain_list(item: dict) -> tuple[str, Callable[[str], str]] | None:
-    """`_plain_value` of a list of such items."""
-    keys, kind, texts = item.keys() - ABOUT, item.get("type"), item.get("enum")
-    if keys == {"type"} and kind == "string":
-        return pattern_grammar(r"[^\x00-\x1f]*"), _listed
-    if keys == {"type"} and kind == "integer":
-        return pattern_grammar(f"({_DIGITS}(, {_DIGITS})*)?"), lambda text: f"[{text}]"
-    choices = texts if isinstance(texts, list) and keys <= {"type", "enum"} else []
-    if choices and all(isinstance(text, str) and ", " not in text for text in choices):
-        choice_grammar(choices)  # refuses what is no choice
-        grammar = f'{_START}one (", " one)*\none: ' + " | ".join(map(quoted, choices))
-        return grammar, _listed
-    return None
-
-
-def _listed(text: str) -> str:
-    """A list in JSON: "red circle, word tree" is two; a sentence, and coordinates, are one thing."""
-    whole = text.endswith(".") or text.startswith(("[", "{"))
-    return json.dumps([text] if whole else [one for one in text.split(", ") if one], ensure_ascii=False)
 
 
 def refusal(message: str) -> str:
@@ -453,18 +235,16 @@ def _objects(value: Any) -> Iterator[dict]:
     if isinstance(value, dict):
         yield value
         for key, inner in value.items():
-            named = key in _NAMED and isinstance(inner, dict)
-            yield from _objects([*inner.values()] if named else inner if key not in _VALUES else None)
+            named = key in NAMED and isinstance(inner, dict)
+            yield from _objects([*inner.values()] if named else inner if key not in VALUES else None)
     elif isinstance(value, list):
         for inner in value:
             yield from _objects(inner)
 
 
-_VALUES = ("const", "enum", "default", "examples")  # keywords whose value is no schema
 _COUNTS = {f"{of}{what}" for of in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _SEVERAL = ("anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ELSEWHERE = {"$ref", "anyOf", "oneOf"}  # keywords that lead to other schemas for the same value
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
 
@@ -486,7 +266,7 @@ def _closed(schema: Any) -> Any:
             closed[key] = _closed(value)
         elif key in _SEVERAL and isinstance(value, list):
             closed[key] = [_closed(one) for one in value]
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in NAMED and isinstance(value, dict):
             closed[key] = {name: _closed(one) for name, one in value.items()}
     named, required = schema.get("properties"), schema.get("required", [])
     known = isinstance(named, dict) and isinstance(required, list) and set(map(str, required)) <= set(named)

@@ -15,8 +15,7 @@ class MarkedText(AnswerText):
     """The text of one answer, without its stop token, the space before its first word, and the thinking
     before that, which is `thought`.
 
-    options: which it was made with. Where their form is written around what the model says, all of the text
-    comes at its end. Where they may call tools, `calls` are apart from the text.
+    options: those that it was made with. Where they may call tools, `calls` are apart from the text.
 
     span: which tokens were thinking; None for a model that does not think.
     turned: the latest token has shown that all text so far was thought. Who has shown it cannot take it back:
@@ -31,14 +30,12 @@ class MarkedText(AnswerText):
         self.span = None if self._thinking is None else Span(self._thinking, think)
         self.turned = False
         form = form.form if isinstance(form, Think) else form
-        self._write = form.write if isinstance(form, Form) else None
         self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None
-        self._calls = list[CallPiece]()  # that were not told of
+        self._calls = list[CallPiece]()  # since the last time
         # Marks of calls that are special tokens, whose text is shown nowhere else.
         self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.forms.marks.items()}
-        self._text = ""  # what is to be written at the end
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
-        self._thought = self._open = ""  # text of it that was not told of, and what may be its end
+        self._thought = self._open = ""  # since the last time, and what may be its end
         self._has_thought = False
         self._mark = ""  # what may begin the end of a block that nothing has begun
 
@@ -46,11 +43,11 @@ class MarkedText(AnswerText):
         """The text that this token completes; "" from the stop token on."""
         self.turned = False
         if token_id in self._stops:
-            return self._finish(whole=True)
+            return self.finish()
         return "" if self._ended else self._beside_calls(self._show(self._take(token_id)))
 
     def thought(self) -> str:
-        """What was thought since the last call, without white space around all of it."""
+        """The thoughts since the last call, without white space around all of them."""
         thought, self._thought = self._thought, ""
         return thought
 
@@ -60,8 +57,15 @@ class MarkedText(AnswerText):
         return calls
 
     def finish(self) -> str:
-        """The text of what is left. Around an answer that was cut nothing is written."""
-        return self._finish(whole=False)
+        """The text of what is left."""
+        if self._ended:
+            return ""
+        self._ended = True
+        if self.span is not None and self.span.place == "inside":
+            self._open += self._thoughts.finish()
+            self._think()
+        shown = self._show(self._unheld() + self._mark + self._stream.finish())
+        return self._beside_calls(shown, last=True)
 
     def _take(self, token_id: int) -> str:
         """The answer's part of a token's text."""
@@ -83,7 +87,7 @@ class MarkedText(AnswerText):
             return rest
         self._held = [*self._held, token_id] if span.place in ("before", "answer") else []
         if span.place == "inside" and self._begun:  # a block after words, which were thought then
-            shown, self._mark, self.turned, self._text = self._mark + self._stream.finish(), "", True, ""
+            shown, self._mark, self.turned = self._mark + self._stream.finish(), "", True
             return f"{shown}\n\n"
         return self._unheld() if span.place == "answer" else ""
 
@@ -93,7 +97,7 @@ class MarkedText(AnswerText):
         ended, whole = span.place == "gap", len(thinking.end_ids) == 1
         text = self._mark + ("" if ended and whole else self._text_of(token_id))
         if ended:
-            self._mark, self.turned, self._text = "", True, ""
+            self._mark, self.turned = "", True
             return text.partition(thinking.end)[0] + "\n\n" * self._begun
         end = len(text) - (0 if whole else begun(text, thinking.end))
         self._mark = text[end:]
@@ -108,23 +112,11 @@ class MarkedText(AnswerText):
         return "".join(map(self._text_of, held))
 
     def _think(self, marker: str = "") -> None:
-        """Tell of what is open, but for the beginning of a marker, and white space before that."""
+        """Take what is open as thought, but for the beginning of a marker, and white space before that."""
         shown = self._open[: len(self._open) - begun(self._open, marker)].rstrip()
         self._open = self._open[len(shown) :] if marker else ""
         self._thought += shown if self._has_thought else shown.lstrip()
         self._has_thought = self._has_thought or bool(shown.strip())
-
-    def _finish(self, whole: bool) -> str:
-        if self._ended:
-            return ""
-        self._ended = True
-        if self.span is not None and self.span.place == "inside":
-            self._open += self._thoughts.finish()
-            self._think()
-        shown = self._show(self._unheld() + self._mark + self._stream.finish())
-        if self._write is not None:
-            shown = self._write(self._text) if whole else self._text
-        return self._beside_calls(shown, last=True)
 
     def _beside_calls(self, piece: str, last: bool = False) -> str:
         """The piece without what is part of calls."""
@@ -137,7 +129,4 @@ class MarkedText(AnswerText):
     def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()
         self._begun = (self._begun or bool(piece)) and not self.turned
-        if self._write is not None:
-            self._text += piece
-            return ""
         return piece

@@ -36,7 +36,8 @@ SCALARS = {  # types whose JSON cannot be taken for a text, with what may be wri
     "integer": r"-?(0|[1-9][0-9]*)",
     "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
 }
-MOST_REPEATED = 2**18  # characters of definitions, for all parameters of a tool that name them
+NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value names schemas
+VALUES = ("const", "enum", "default", "examples")  # keywords whose value is no schema
 _FORMATS = {  # of texts that stand without quotes; the library knows those of JSON
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
     "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-][0-2][0-9]:[0-5][0-9])",
@@ -79,57 +80,50 @@ class Named(NamedTuple):
     required: bool
 
 
-def definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The definitions that references within a schema name: a schema taken out of it needs them, too."""
-    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+def in_place(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A schema with each definition where it is referred to. None where that never ends, is more than twice
+    as long, or is more than a copy."""
+    left = 2 * len(json.dumps(schema))
 
+    def put(value: Any) -> Any:
+        nonlocal left
+        if isinstance(value, list):
+            return list(map(put, value))
+        if not isinstance(value, dict):
+            return value
+        if not isinstance(name := value.get("$ref"), str):
+            return {key: one if key in VALUES else inner(key, one) for key, one in value.items()}
+        found: Any = schema
+        for step in name.removeprefix("#/").split("/"):
+            found = found[unquote(step).replace("~1", "/").replace("~0", "~")]
+        left -= len(json.dumps(found))
+        if left < 0 or not value.keys() <= ABOUT | {"$ref"}:
+            raise KeyError(name)
+        return {**put(found), **{key: one for key, one in value.items() if key != "$ref"}}
 
-def references(schema: Any) -> list[tuple[str, str]] | None:
-    """(keyword, name) of the definitions that a schema names; None where it refers to anything else."""
-    text = json.dumps(schema)
-    found = re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]*)', text)
-    if text.count('"$ref":') != len(found) or '"$dynamicRef":' in text:
+    def inner(key: str, value: Any) -> Any:
+        named = key in NAMED and isinstance(value, dict)
+        return {name: put(one) for name, one in value.items()} if named else put(value)
+
+    try:
+        return put({key: one for key, one in schema.items() if key not in ("$defs", "definitions")})
+    except (LookupError, TypeError, RecursionError):
         return None
-    names = ((key, unquote(json.loads(f'"{name}"'))) for key, name in found)
-    return [(key, name.replace("~1", "/").replace("~0", "~")) for key, name in names]
-
-
-def reached(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with those of its definitions that it leads to."""
-    shared = definitions(schema)
-    left: list[Any] = [{key: value for key, value in schema.items() if key not in shared}]
-    found = dict[tuple[str, str], Any]()
-    while left:
-        if (names := references(left.pop())) is None:
-            return dict(schema)
-        for key, name in names:
-            known = shared.get(key)
-            if not isinstance(known, dict) or name not in known:
-                return dict(schema)  # what is wrong with it is found elsewhere
-            if (key, name) not in found:
-                found[key, name] = known[name]
-                left.append(known[name])
-    needed = {key: {name: one for (of, name), one in found.items() if of == key} for key in shared}
-    return {**schema, **needed}
 
 
 def named_parameters(schema: Mapping[str, Any]) -> list[Named] | None:
-    """The parameters of a schema that describes each of them by itself; None for any other schema, and where
-    the definitions that they share are too long to be written for each."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    plain = schema.keys() <= _OBJECT and schema["type"] == "object" and isinstance(properties, dict)
+    """The parameters of a schema that describes each of them by itself; None for any other schema."""
+    if (whole := in_place(schema)) is None:
+        return None
+    properties, required = whole.get("properties", {}), whole.get("required", [])
+    plain = whole.keys() <= _OBJECT and whole["type"] == "object" and isinstance(properties, dict)
     if not plain or not isinstance(required, list) or not set(map(str, required)) <= set(properties):
         return None
-    if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
+    if not properties and whole.get("additionalProperties", "properties" not in whole) is not False:
         return None  # any names
-    shared, repeated, named = definitions(schema), 0, list[Named]()
-    for name, one in properties.items():
-        refs = references(one)
-        if not isinstance(one, dict) or refs is None:
-            return None
-        named.append(Named(name, {**shared, **one} if refs else one, name in required))
-        repeated += bool(refs)
-    return named if repeated * len(json.dumps(shared)) <= MOST_REPEATED else None
+    if not all(isinstance(one, dict) for one in properties.values()):
+        return None
+    return [Named(name, one, name in required) for name, one in properties.items()]
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -137,7 +131,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     keys, kinds = schema.keys() - ABOUT, schema.get("type")
     listed = schema.get("anyOf")
     if keys == {"anyOf"} and isinstance(listed, list) and all(isinstance(one, dict) for one in listed):
-        return [one for inner in listed for one in alternatives({**definitions(schema), **inner})]
+        return [one for inner in listed for one in alternatives(inner)]
     if isinstance(kinds, list) and "enum" not in keys and "const" not in keys:
         return [dict(schema, type=kind) for kind in kinds]
     return [dict(schema)]
@@ -248,7 +242,7 @@ class Markup:
             else:
                 rest.append(one)
         if rest:
-            inner = rest[0] if len(rest) == 1 else {**definitions(schema), "anyOf": rest}
+            inner = rest[0] if len(rest) == 1 else {"anyOf": rest}
             ways.append(rules.add(rules.json(inner if ways else schema)))
         return rules.add(" | ".join(ways))
 
@@ -265,12 +259,6 @@ class Markup:
         call = rules.add(" | ".join(calls))
         more = f" ({quoted(self.inner)} {call})*" if several and self.inner else ""
         return f"{quoted(self.before)} {call}{more} {quoted(self.after)} {rules.mark(self.marks.closes)}"
-
-    def written(self, tool: Tool, arguments: str) -> str:
-        """A block of one call, of JSON arguments where those are JSON in this markup."""
-        layout = self.layout(tool)
-        call = f"{layout.head}{arguments}{layout.tail}"
-        return f"{self.marks.opens}{self.before}{call}{self.after}{self.marks.closes}"
 
     def answer(self, tools: Sequence[Tool], several: bool, rules: Rules) -> str:
         """The grammar of a whole answer of calls."""
@@ -375,8 +363,7 @@ class Gemma(Markup):
             return f'"{{" {fields} "}}"'
         items = schema.get("items")
         if kind == "array" and schema.keys() - ABOUT == {"type", "items"} and isinstance(items, dict):
-            item = {**definitions(schema), **items}
-            written = self.value(item, rules, depth + 1) if depth < self._DEPTH else ""
+            written = self.value(items, rules, depth + 1) if depth < self._DEPTH else ""
             return f'"[" ({written} ("," {written})*)? "]"' if written else ""
         return ""
 

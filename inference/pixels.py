@@ -19,12 +19,11 @@ class Pixels:
     lines: for a person, each box or point is a line, `star: box 10 20 60 80`. Otherwise JSON stays JSON, and
         its lists hold whole pixels. Cut into any pieces, a text becomes the same. A form that is no JSON
         names its own unit, and stays as it is.
-    after: what has been shown before.
     """
 
-    def __init__(self, form: CoordinateForm, size: Size, lines: bool, after: str = ""):
+    def __init__(self, form: CoordinateForm, size: Size, lines: bool):
         self._form, self._size, self._lines = form, size, lines
-        self._held, self._end = "", after[-1:]  # not shown yet; how what is shown ends
+        self._held = self._end = ""  # not shown yet; how what is shown ends
         self._in_list = False  # a thing was the last that was shown
         self._depth = 0  # open braces of other JSON
         self._json = Pixels(form, size, lines=False) if lines else None  # whatever is no thing by itself

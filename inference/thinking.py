@@ -100,8 +100,8 @@ def budget_of(options: GenerationOptions) -> int | None:
 
 
 def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
-    """Why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of its budget,
-    or, unasked (None), with the answer."""
+    """The reason why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of
+    its budget, or, unasked (None), with the answer."""
     thinking = checkpoint.thinking
     assert thinking is not None, "something was thought, or asked for"
     return "length" if thinking.span(ids[:budget], budget is not None).place == "inside" else "stop"

@@ -1,4 +1,4 @@
-"""Of several answers to one question, the one to give: by vote, or by how sure the model was.
+"""The best of several answers to one question: by vote, or by how sure the model was.
 
     options = GenerationOptions(num_return_sequences=8, temperature=0.8, seed=0, confidence=True)
     result = ask(checkpoint, ["photo.jpg"], "How many boats are there?", options).finish()
@@ -14,41 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 PICKS = ("vote", "confidence")
 
 
-@dataclass(frozen=True)
-class Group:
-    """Answers that are the same: how the surest of them is written, how many there are, their mean
-    confidence, and their numbers, from 0."""
-
-    answer: str
-    count: int
-    confidence: float
-    numbers: list[int]
-
-
 def normalised(answer: str) -> str:
-    """What tells answers apart in a vote: case, white space and a dot at the end do not."""
+    """An answer as votes compare it: without case, white space around words, and a dot at the end."""
     return " ".join(answer.lower().split()).removesuffix(".").rstrip()
-
-
-def tally(
-    answers: Sequence[str], confidences: Sequence[float], same: Callable[[str], Hashable] = normalised
-) -> list[Group]:
-    """The groups of answers for which `same` is equal: the winner of the vote first, then the next ones."""
-    groups: dict[Hashable, list[int]] = {}
-    for number, answer in enumerate(answers):
-        groups.setdefault(same(answer), []).append(number)
-    found = []
-    for own in groups.values():
-        surest = max(own, key=confidences.__getitem__)
-        confidence = math.fsum(confidences[number] for number in own) / len(own)
-        found.append(Group(answers[surest], len(own), confidence, own))
-    return sorted(found, key=lambda group: (-group.count, -group.confidence))
 
 
 def pick(
@@ -57,19 +30,22 @@ def pick(
     by: str = "vote",
     same: Callable[[str], Hashable] = normalised,
 ) -> dict[str, Any]:
-    """{"by", "number": which answer, from 0, "answer": its text, "votes": the groups of `tally`, each as a
-    dict}. By vote it is the surest of the most frequent, by confidence that of all; the first of equals.
+    """{"by", "number": which answer, from 0, "answer": its text, "votes"}. By vote it is the surest of the
+    most frequent, by confidence that of all; the first of equals. Votes are the groups of answers for which
+    `same` is equal, the winner first: their surest "answer", "count", mean "confidence" and "numbers"."""
+    assert by in PICKS, f"expected one of {PICKS}, got {by!r}"
+    groups: dict[Hashable, list[int]] = {}
+    for number, answer in enumerate(answers):
+        groups.setdefault(same(answer), []).append(number)
 
-    Raises ValueError for no answers, not as many confidences, and anything else than PICKS.
-    """
-    if by not in PICKS:
-        raise ValueError(f"by: expected {' or '.join(map(repr, PICKS))}, got {by!r}")
-    if not answers or len(answers) != len(confidences):
-        raise ValueError(
-            f"expected answers with a confidence each, got {len(answers)} and {len(confidences)}"
-        )
-    groups = tally(answers, confidences, same)
-    among = groups[0].numbers if by == "vote" else range(len(answers))
-    number = max(among, key=confidences.__getitem__)
-    votes = [asdict(group) for group in groups]
+    def mean(numbers: list[int]) -> float:
+        return math.fsum(confidences[number] for number in numbers) / len(numbers)
+
+    ordered = sorted(groups.values(), key=lambda numbers: (-len(numbers), -mean(numbers)))
+    surest = [max(numbers, key=confidences.__getitem__) for numbers in ordered]
+    number = surest[0] if by == "vote" else max(range(len(answers)), key=confidences.__getitem__)
+    votes = [
+        {"answer": answers[one], "count": len(group), "confidence": mean(group), "numbers": group}
+        for one, group in zip(surest, ordered)
+    ]
     return {"by": by, "number": number, "answer": answers[number], "votes": votes}

@@ -4,13 +4,11 @@ A scene holds one to eight things: coloured shapes, at most one printed word and
 most one handwritten digit (UCI digits, split before anything is drawn). Everything
 stays legible when the image is reduced to 64 px. Nothing is downloaded, and all
 randomness comes from the `random.Random` that is passed in.
-
-    python -m shapes --out /tmp/shapes --n 8      # write images, print questions
 """
 
-from shapes.drawing import digit_images, object_map, render
+from shapes.drawing import digit_images, render
 from shapes.questions import ask, describe, sample_questions
-from shapes.sampling import example_scene, sample_scene
+from shapes.sampling import sample_scene
 from shapes.scoring import heldout_questions, score
 from shapes.world import (
     COLOURS,
@@ -33,9 +31,7 @@ __all__ = [
     "ask",
     "describe",
     "digit_images",
-    "example_scene",
     "heldout_questions",
-    "object_map",
     "render",
     "sample_questions",
     "sample_scene",

@@ -134,16 +134,6 @@ def bounds_of(thing, scales):
     return x - w, y - h, x + w, y + h
 
 
-def _to_fractions(aspect):
-    """Scales of an image of that shape squashed into 1 by 1."""
-    return 1.0, 1.0, min(1.0, 1 / aspect), min(1.0, aspect)
-
-
-def box_of(thing, aspect=1.0):
-    """(x1, y1, x2, y2) around a thing in fractions of the image's width and height, cut at its edges."""
-    return tuple(min(1.0, max(0.0, one)) for one in bounds_of(thing, _to_fractions(aspect)))
-
-
 def draw_shape(draw, thing, scales, fill, line=0, colour=None):
     """Filled with a colour or with nothing, and with a line of so many pixels around it."""
     if thing.name == "circle":
@@ -178,20 +168,3 @@ def render(scene, size=256, draw=draw_thing):
     for thing in scene.things:
         draw(canvas, thing, scales, scene.split)
     return canvas.reduce(scene.pen) if scene.pen > 1 else canvas
-
-
-def object_map(scene, columns, rows=0):
-    """uint8 (rows, columns), by default a square: 0 for background, else 1 + the index of the topmost thing.
-    The image is squashed into it."""
-    rows = rows or columns
-    x_scale, y_scale = _to_fractions(scene.aspect)[2:]
-    scales = (columns, rows, columns * x_scale, rows * y_scale)
-    ids = Image.new("L", (columns, rows))
-    draw = ImageDraw.Draw(ids)
-    for i, t in enumerate(scene.things, 1):
-        if t.kind == "shape":
-            draw_shape(draw, t, scales, i)
-        else:
-            x1, y1, x2, y2 = map(round, bounds_of(t, scales))
-            draw.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), fill=i)
-    return np.asarray(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 from PIL import Image
 
 from data.video import Clip
+from inference.apart import say
+from web import videos
 
 
 def noise(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -41,3 +44,15 @@ def write_animation(path: Path, frames: np.ndarray, milliseconds: int | Sequence
     lossless = {"lossless": True} if path.suffix == ".webp" else {}
     first.save(path, save_all=True, append_images=others, duration=milliseconds, **lossless)
     return path
+
+
+# ----------------------------------------------------------------------------- run by `inference.apart.Apart`
+
+
+def say_threads() -> None:
+    say(len(os.listdir("/proc/self/task")))
+
+
+def decode_in_little_memory() -> None:
+    videos.MEMORY = 2**24
+    videos.serve()

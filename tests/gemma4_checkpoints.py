@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-from data.new_processor import build_tokenizer
 from models.gemma4_vision import Gemma4VisionConfig
 from models.packed_vision_transformer import block_order, patches_of
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.rows import WORDS
 from tests.tiny import randomize
 

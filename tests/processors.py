@@ -23,9 +23,10 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 import families
-from data.new_processor import SPECIAL_TOKENS, build_tokenizer, make_processor
+from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.processor import Processor
 from models.checkpoints.sources import open_files
+from recipes.shapes.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CORPUS = (

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
-from data.new_processor import build_tokenizer
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.rows import WORDS
 from tests.tiny import randomize
 

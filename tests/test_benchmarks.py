@@ -107,7 +107,7 @@ def test_decode(run):
 @pytest.mark.slow
 def test_first_token(run, monkeypatch, tmp_path):
     """Every system that is installed, with what it has, and a picture of it."""
-    monkeypatch.setattr(draft, "LIMITS", draft.DraftLimits(least_wait=0))
+    monkeypatch.setattr(draft, "LEAST_WAIT", 0)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     precisions = ("--precisions", "float32,int8")
     result = run(latency, "first-token", "--tiles", "1,17", *precisions, "--save", "one")

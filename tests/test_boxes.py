@@ -135,14 +135,6 @@ def test_several_images_of_one_size_have_one_pixel_and_of_different_sizes_none(c
     assert different.rstrip().endswith(OPEN_NOTE)
 
 
-def test_several_images_or_answers_leave_open_what_is_meant(locating, capsys):
-    model, answers = locating
-    answers += [QWEN.write([RED], SIZE)] * 2
-    assert run(str(IMAGE), "--model", model, "-q", "Where?", "--json", "--num-answers", "2") == 0
-    assert "boxes" not in json.loads(capsys.readouterr().out)
-    assert run(str(IMAGE), str(IMAGE), "--model", model, "--detect", "star") == 2
-
-
 def test_text_for_a_person_and_a_drawing(locating, capsys, tmp_path):
     model, answers = locating
     answers += [QWEN.write([RED], SIZE), "[]"]

@@ -239,7 +239,7 @@ class Conversation:
         interrupt = draw.randrange(8000) if draw.random() < 0.3 else None
         drafted = answers == 1 and draw.random() < 0.2
         columns, stream, cut = list[Tensor](), None, draw.choice((None, None, draw.randint(1, 9)))
-        always = patch("inference.draft.LIMITS", ALWAYS)
+        always = patch.multiple("inference.draft", **ALWAYS)
         with always, guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
             if drafted:
                 short, most = given_to(model, [ImageBlock(9), 5]), draw.randrange(5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -139,15 +138,3 @@ def test_json_has_log_probabilities(as_json, photo):
     (ids,), (told,) = made["token_ids"], made["logprobs"]
     assert [one["id"] for one in told] == ids and all(len(one["top"]) == 2 for one in told)
     assert all(one["top"][0] == {key: one[key] for key in ("id", "token", "logprob")} for one in told)
-
-
-def test_json_batches_and_stats_say_it(cli, as_json, photo, tmp_path):
-    ask = ("how many?", "--num-answers", 2, "--temperature", 1, "--seed", 1, "--max-new-tokens", 8)
-    (made,) = as_json(photo, *ask)
-    assert len(made["confidences"]) == 2 and all(0 < one < 1 for one in made["confidences"])
-    (tmp_path / "q.jsonl").write_text(json.dumps({"image": str(photo), "question": ask[0]}) + "\n")
-    assert cli("batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", *ask[1:])[0] == 0
-    (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert line["confidences"] == pytest.approx(made["confidences"], abs=1e-4)
-    *_, err = cli(photo, *ask, "--stats")
-    assert all(f"{one:.1%}" in err for one in made["confidences"])

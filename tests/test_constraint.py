@@ -3,7 +3,6 @@ tokens change nothing but the number of passes."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
@@ -18,21 +17,19 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.new_processor import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions
 from generation.requests import Request
 from generation.session import Session
-from inference import answer, trial
+from inference import answer, apart, compiling
+from inference.apart import Apart
 from inference.checkpoint import open_checkpoint
 from inference.constraint import MOST_DIGITS, Constraints
 from inference.errors import RequestError
+from inference.forms import LEAST_KEPT
 from inference.grammar import (
-    LEAST_KEPT,
-    LONGEST_DECIDED,
     MOST_BYTES,
-    MOST_DECIDED,
     check_grammar,
     choice_grammar,
     grammar_of,
@@ -40,6 +37,7 @@ from inference.grammar import (
     pattern_grammar,
     response_grammar,
 )
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.invariants import fast_step, run_all
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
 from tests.schemas import GROWING, SCHEMAS, assert_fits, record, several
@@ -344,11 +342,9 @@ def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
 
 
 @pytest.mark.slow
-def test_the_embedded_model_counts(embedded, monkeypatch):
+def test_the_embedded_model_counts(embedded):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
-    as sure of the bracket as it was of its end. It writes the JSON itself here."""
-    monkeypatch.delitem(embedded.model.generation_config, "json")
-    embedded = replace(embedded)  # whose forms are made now
+    as sure of the bracket as it was of its end."""
     images, question = [ROOT / "assets/cup.png"], "How many shapes are there?"
     constraint = embedded.forms.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
@@ -368,174 +364,20 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     assert not {one["id"] for one in closing["top"]} & set(embedded.stop_token_ids)
 
 
-TEXT, CHOICE = {"type": "string"}, {"$ref": "#/$defs/Colour"}
-COLOURS = {"$defs": {"Colour": {"enum": ["red", "green", "blue"], "title": "Colour", "type": "string"}}}
-SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": CHOICE}
-EXAMPLE = ROOT / "assets/example.png"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("question", "schema", "value"),
+    ("question", "value", "expected"),
     [
-        ("How many shapes are there?", record(count={"type": "integer", "title": "Count"}), int),
-        ("How many shapes are there?", record(inner=record(count={"type": ["integer", "null"]})), int),
-        ("What colour is the star?", TEXT, str),
-        ("What colour is the star?", record(colour=CHOICE) | COLOURS, str),
-        ("What colour is the star?", record(colours=CHOICES) | COLOURS, lambda said: [said]),
-        ("Is there a star?", record(there={"type": "boolean"}), "yes".__eq__),
-        ("Describe the picture.", record(things=SEVERAL), lambda said: said.split(", ")),
-        ("What is your name?", record(names=SEVERAL), lambda said: [said]),
+        ("What colour is the star?", {"type": "string"}, "blue"),
+        ("What colour is the star?", {"$ref": "#/$defs/Colour"}, "blue"),
+        ("Is there a star?", {"type": "boolean"}, True),
     ],
 )
-def test_a_model_that_writes_no_json_gives_its_plain_answer(embedded, question, schema, value):
-    """The value is what it says without a form, alone and among others on the server."""
-
-    def inner(made):
-        return inner(next(iter(made.values()))) if isinstance(made, dict) else made
-
-    (plain,) = answer.ask(embedded, [EXAMPLE], question, GenerationOptions()).finish()["answers"]
-    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(schema)), confidence=True)
-    reply = answer.ask(embedded, [EXAMPLE], question, options)
-    streamed = "".join(piece for _, piece in reply)
-    (text,) = reply.finish()["answers"]
-    assert text == streamed
-    assert_fits(text, schema)
-    assert inner(json.loads(text)) == value(plain)
-
-
-NUMBERS = {"type": "array", "items": {"type": "integer"}}
-NEEDING_MORE = [
-    {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
-    {
-        "properties": {"a": {"type": "integer"}},
-        "additionalProperties": {"type": "integer"},
-        "minProperties": 3,
-    },
-    {"properties": {"a": True}},
-    {"properties": {"a": {"$ref": "#/$defs/any"}}, "$defs": {"any": True}},
-    record(label={"type": "integer"}, bbox={"type": "integer"}),
-    record(bbox={"type": "array"}),
-    record(bbox=NUMBERS) | {"required": ["bbox", "b"]},
-    record(bbox_2d={"type": "array", "items": record(a={"type": "integer"}, b={"type": "integer"})}),
-]
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        record(bbox_2d=NUMBERS, label={"type": "string"}),
-        record(
-            point_2d={"type": "array", "prefixItems": [{"type": "number"}] * 2}, label={"enum": ["a", "b"]}
-        ),
-    ],
-)
-def test_coordinates_are_written_all_the_same(embedded, place):
-    for schema in (
-        place,
-        {"type": "array", "items": place},
-        record(things={"type": "array", "items": place}),
-    ):
-        embedded.forms.constraint(json_grammar(schema))
-
-
-@pytest.mark.slow
-def test_other_forms_of_a_model_that_writes_no_json(embedded):
-    """What has no plain form is what the schema allows; what is cut is not made whole; what such a model
-    cannot fill is refused."""
-    rated = record(stars={"enum": [1, 2, 3, 4, 5]})
-    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(rated)))
-    (text,) = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()["answers"]
-    assert_fits(text, rated)
-    below = record(count={"type": "integer", "maximum": -1})
-    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(below)), max_new_tokens=1)
-    cut = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
-    assert cut["stop_reasons"] == ["length"] and cut["answers"][0] in ("", "-")
-    for nothing in (
-        {"type": "string", "minLength": 3, "maxLength": 2},
-        record(colour=TEXT, shape=TEXT),  # texts of its own, of which only one is what was asked for
-        record(inner=record(count={"type": "integer"}, colour=TEXT)),
-        {"type": "object"},
-        {},
-        record(a={"type": "integer"}, b={"type": "integer"}),
-        record(colour=CHOICE, count={"type": "integer", "maximum": 9}) | COLOURS,
-        record(colour=CHOICE, there={"type": "boolean"}) | COLOURS,
-        {"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}},
-        {"allOf": [record(False, a={"type": "integer"}), record(False, b={"type": "integer"})]},
-        record(at={"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
-        record(at={"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}]}),
-        record(rows={"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}),
-        record(rows={"type": "array", "items": record(a={"type": "integer"}, b={"type": "integer"})}),
-        {"type": "object", "additionalProperties": {"type": "integer"}},
-        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
-        {"patternProperties": {"^[ab]$": {"type": "integer"}}, "minProperties": 2},
-        *NEEDING_MORE,
-    ):
-        with pytest.raises(RequestError):
-            embedded.forms.constraint(json_grammar(nothing))
-
-
-def test_of_many_texts_in_a_schema_not_all_are_looked_at(embedded):
-    """That would hold up everybody on a server."""
-    texts = ["red", "blue", *(f"colour {number}" for number in range(MOST_DECIDED - 2))]
-    few = embedded.forms.constraint(json_grammar(record(colour={"enum": texts})))
-    many = embedded.forms.constraint(json_grammar(record(colour={"enum": [*texts, "green"]})))
-    long = embedded.forms.constraint(json_grammar(record(colour={"enum": ["blue", "x" * LONGEST_DECIDED]})))
-    assert few.choices and not many.choices and not long.choices
-    for form in (many, long):
-        options = GenerationOptions(constraint=form)
-        (text,) = answer.ask(embedded, [EXAMPLE], "What colour is the star?", options).finish()["answers"]
-        assert json.loads(text) == {"colour": "blue"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 2])
-def test_around_what_was_cut_nothing_is_written(embedded, most):
-    """Half a word or number would be another one, in JSON that looks whole."""
-    for schema in (
-        record(colour={"enum": ["lilac", "red"]}),
-        record(there={"type": "boolean"}),
-        record(a=TEXT),
-    ):
-        held = GenerationOptions(
-            constraint=embedded.forms.constraint(json_grammar(schema)), max_new_tokens=most
-        )
-        reply = answer.ask(embedded, [EXAMPLE], "Describe the picture.", held)
-        streamed = "".join(piece for _, piece in reply)
-        result = reply.finish()
-        if result["stop_reasons"] == ["length"]:
-            assert "{" not in result["answers"][0] and result["answers"][0] == streamed.rstrip()
-        else:
-            assert_fits(result["answers"][0], schema)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        # Of one property without end; and what the plain forms do not know.
-        {
-            "$ref": "#/$defs/Node",
-            "$defs": {"Node": record(False, next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})},
-        },
-        {
-            "$ref": "#/$defs/Node",
-            "$defs": {"Node": record(next={"$ref": "#/$defs/Same"}), "Same": {"$ref": "#/$defs/Same"}},
-        },
-        record(colour={"enum": ["", "blue"]}),
-        record(count={"allOf": [{"$ref": "#/$defs/Digit"}], "type": "integer"})
-        | {"$defs": {"Digit": {"maximum": 9}}},
-        record(a={"type": "integer"}) | {"required": ["a", "b"], "additionalProperties": {"type": "integer"}},
-    ],
-)
-def test_schemas_that_have_no_plain_form(embedded, schema):
-    """They come to an end, as they stand or refused."""
-    with contextlib.suppress(RequestError, ConstraintError):
-        options = GenerationOptions(
-            constraint=embedded.forms.constraint(json_grammar(schema)), max_new_tokens=60
-        )
-        result = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
-        if result["stop_reasons"] == ["stop"]:
-            assert_fits(result["answers"][0], schema)
+def test_the_embedded_model_answers_in_json(embedded, question, value, expected):
+    colours = {"$defs": {"Colour": {"enum": ["red", "green", "blue"]}}}
+    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(record(a=value) | colours)))
+    (text,) = answer.ask(embedded, [ROOT / "assets/example.png"], question, options).finish()["answers"]
+    assert json.loads(text) == {"a": expected}
 
 
 # ------------------------------------------------------------------------------------ every way, the same
@@ -623,21 +465,23 @@ def test_a_constraint_fails_alone(vlm, constraints):
         vlm.generate(**inputs_of(prompt_of(1)), options=requests[1].options)
 
 
-def test_a_grammar_is_tried_and_compiled_once(tokenizer, monkeypatch):
+def test_a_grammar_is_tried_and_compiled_once(monkeypatch):
     """One that is refused is refused again without a trial; all that is kept stays within bounds."""
-    own, tried = Constraints(tokenizer, VOCAB, STOPS), []
-    trials = own._trials
-    monkeypatch.setattr(own, "_trials", lambda grammar: tried.append(grammar) or trials(grammar))
+    forms, tried = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes").forms, []
+    trials = forms._constraints._trials
+    monkeypatch.setattr(
+        forms._constraints, "_trials", lambda grammar: tried.append(grammar) or trials(grammar)
+    )
     good, bad = json_grammar(SCHEMAS["deep"]), json_grammar({"type": "strin"})
     for _ in range(3):
-        own(good)
+        forms.constraint(good)
         with pytest.raises(RequestError):
-            own(bad)
-    assert tried == [good, bad]
-    own._compiled.most = 2 * LEAST_KEPT
+            forms.constraint(bad)
+    assert tried == [good, bad] and forms.kept_constraint(good) and not forms.kept_constraint(bad)
+    forms._kept.most = 2 * LEAST_KEPT
     for name in ("word", "boolean", "null"):
-        own(json_grammar(SCHEMAS[name]))
-    own(good)
+        forms.constraint(json_grammar(SCHEMAS[name]))
+    forms.constraint(good)
     assert tried[-1] == good and len(tried) == 6
 
 
@@ -690,32 +534,37 @@ def test_what_takes_too_long_to_compile_is_ended(constraints, name):
     """It took minutes; and the next one is tried out by the same process."""
     with pytest.raises(RequestError):
         constraints(json_grammar(COSTLY[name]))
-    process = constraints._trials._process
+    child = constraints._trials._child
     number = random.Random(name).randrange(2**40)
     constraints(json_grammar({"const": number}))
-    assert constraints._trials._process is process
+    assert constraints._trials._child is child
+
+
+def serve_in_little_memory() -> None:
+    compiling.MEMORY = 2**20
+    compiling.serve()
 
 
 def test_what_takes_too_much_memory_is_ended(tokenizer, monkeypatch):
     """The bound of the process is on what a grammar takes; here, of one that takes little."""
-    program = "import inference.compiling as t; t.MEMORY = 2**20; t.serve()"
-    monkeypatch.setattr(trial, "PROGRAM", program)
+    own = Constraints(tokenizer, VOCAB, STOPS)
+    monkeypatch.setattr(apart, "Apart", lambda _: Apart("tests.test_constraint:serve_in_little_memory"))
     with pytest.raises(RequestError):
-        Constraints(tokenizer, VOCAB, STOPS)(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
+        own(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
 
 
 def test_a_process_that_has_gone_is_started_again(tokenizer):
     own = Constraints(tokenizer, VOCAB, STOPS)
     own(json_grammar(SCHEMAS["word"]))
-    process = own._trials._process
-    process.kill()
-    process.wait()
+    child = own._trials._child
+    child.terminate()
+    assert child.status < 0
     own(json_grammar(SCHEMAS["boolean"]))
-    again = own._trials._process
-    assert again is not process and again.poll() is None
+    again = own._trials._child
+    assert again is not child and again._process.poll() is None
     del own
     gc.collect()
-    assert again.poll() is not None  # nothing stays behind
+    assert again._process.poll() is not None  # nothing stays behind
 
 
 @pytest.mark.parametrize("choices", [[], "yes", ["a", "a"], ["a", ""], [" a"], ["a", 1], ["x"] * 1001,

@@ -160,21 +160,16 @@ class TestAdapter:
         [({"use_rslora": True, "target_modules": TEXT_LAYERS}, 4), ({"use_dora": True}, 6)],
     )
     def test_merged_as_peft_merges(self, bare, tmp_path, command, options, layers):
-        adapter = make_adapter(tmp_path / "adapter", **options)
-        command(bare, tmp_path / "to", "--adapter", adapter)
+        adapter, base = make_adapter(tmp_path / "adapter", **options), tmp_path / "base"
+        shutil.copytree(bare, base)
+        (base / "generation_config.json").write_text('{"knows": "cats", "single_turn": true}')
+        command(base, tmp_path / "to", "--adapter", adapter)
         theirs = PeftModel.from_pretrained(tiny.hf_model("smolvlm-1-tile"), str(adapter)).merge_and_unload()
         merged, plain = load_file(tmp_path / "to" / WEIGHTS), load_file(bare / WEIGHTS)
         assert all(torch.equal(merged[name], tensor) for name, tensor in theirs.state_dict().items())
         assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == layers
-
-    def test_what_the_base_knows_is_not_what_it_knows(self, bare, tmp_path, command):
-        shutil.copytree(bare, tmp_path / "base")
-        path = tmp_path / "base" / "generation_config.json"
-        said = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(said | {"knows": "cats", "single_turn": True}))
-        command(tmp_path / "base", tmp_path / "to", "--adapter", make_adapter(tmp_path / "adapter"))
-        merged = json.loads((tmp_path / "to" / "generation_config.json").read_text())
-        assert "knows" not in merged and merged["single_turn"] is True
+        said = json.loads((tmp_path / "to" / "generation_config.json").read_text())
+        assert "knows" not in said and said["single_turn"] is True  # it is not what the base was
 
 
 def test_what_transformers_computes_otherwise_is_refused(tmp_path, command):
@@ -218,27 +213,13 @@ class TestTheTarget:
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("a", "DST"),
-        ("a b --push no:name", "no:name"),
-    ],
-)
-def test_mistakes_are_one_sentence(command, arguments, named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    err = command(*arguments.split(), status=2)
-    assert named in err and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_push(bare, tmp_path, monkeypatch, capsys):
     """With a name, what was verified is uploaded with its card."""
     with HubServer({}, uploads=tmp_path / "hub") as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         arguments = ["convert", str(bare), str(tmp_path / "pushed"), "--dtype", "bfloat16"]
-        sharded = ["--max-shard-size", "100KB"]
-        assert main([*arguments, "--push", "me/small", "--private", *sharded]) == 0
+        assert main([*arguments, "--push", "me/small", "--private"]) == 0
         assert hub.created[0]["visibility"] == "private"
         held = content(hub.repos["me/small"])
         assert held == content(tmp_path / "pushed")
@@ -246,8 +227,6 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
         assert "Made from model" in card and "rounded to bfloat16" in card
         assert 'from_pretrained("me/small")' in card and "pushed" not in card
         assert f"{hub.url}/me/small/commit/" in capsys.readouterr().err
-        index = json.loads(held["model.safetensors.index.json"])["weight_map"]
-        assert len(set(index.values())) > 1
         # From the Hub again, to another dtype: the source may be an id.
         assert main(["convert", "me/small", str(tmp_path / "fetched"), "--dtype", "float32"]) == 0
         card = (tmp_path / "fetched" / "README.md").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -175,14 +174,6 @@ def test_a_click_lands_where_it_should_whatever_was_resized(kind):
                 assert abs(place - wanted) <= size[at % 2] / steps[at % 2] / 2 + 1e-6, (size, most)
 
 
-def test_what_a_form_cannot_say():
-    for name in ("doctags", "lfm2.5-vl"):
-        with pytest.raises(ValueError):
-            COORDINATES[name].write([Point("star", (1, 2))], (10, 10))
-    with pytest.raises(ValueError):
-        COORDINATES["qwen3-vl"].write([Box("star", (1, 2, 30, 4))], (10, 10))
-
-
 @pytest.mark.parametrize("name", COORDINATES)
 def test_hostile_text_ends(name):
     """Whatever an answer holds, it is read without an error."""
@@ -194,17 +185,6 @@ def test_hostile_text_ends(name):
         found = COORDINATES[name].read(text, (64, 48))
         for box in found.boxes:
             assert 0 <= box.box[0] <= box.box[2] <= 64 and 0 <= box.box[1] <= box.box[3] <= 48
-
-
-@pytest.mark.slow
-def test_things_within_other_json_take_no_longer_than_alone():
-    def seconds(text: str) -> float:
-        begin = time.process_time()
-        Pixels(COORDINATES["qwen3-vl"], (64, 48), lines=True).put(text)
-        return time.process_time() - begin
-
-    boxes = '{"bbox_2d": [1, 2, 3, 4]}, ' * 8000
-    assert seconds('{"x": [' + boxes) < 4 * seconds(boxes)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ chosen is the likeliest as a whole."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -258,21 +257,6 @@ def test_json_has_the_probability_of_each_choice(as_json, cli, photo):
     assert all(f"{text} {share:.1%}" in err for text, share in words["probabilities"][0].items())
     (free,) = as_json(photo, "how many?", "--max-new-tokens", 2)
     assert "probabilities" not in free
-
-
-def test_lines_of_a_batch_are_as_alone(cli, as_json, photo, tmp_path):
-    sets = [["yes", "no"], ["0", "1", "2"], ["a circle", "a square", "a"], None]
-    lines = [{"image": str(photo), "question": "what?", "choices": one, "max_new_tokens": 2} for one in sets]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert cli("batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--batch-size", 3)[0] == 0
-    for choices, text in zip(sets, (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
-        record, named = json.loads(text), ("--choices", json.dumps(choices)) if choices else ()
-        (alone,) = as_json(photo, "what?", *named, "--max-new-tokens", 2)
-        assert record["answers"] == alone["answers"]
-        assert ("probabilities" in record) == (choices is not None)
-        if choices is not None:
-            assert record["probabilities"][0] == pytest.approx(alone["probabilities"][0], abs=1e-4)
-            assert record.get("expected_value") == pytest.approx(alone.get("expected_value"), abs=1e-4)
 
 
 PIECES = ["<|im_end|>", "<image>", "</s>", " ", "\n", "yes", "é", "e\u0301", "\u200b", "日", "\x07"]

@@ -42,8 +42,9 @@ RUN_ELSEWHERE = {
     "--contexts 1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,llama.cpp --batch 1,8,16 "
     '--contexts "" --tokens 24 --rounds 5': "tests/test_benchmarks.py",
-    ".venv/bin/python -m eval doctor http://127.0.0.1:8000/v1 --model ocelli-shapes --reference "
-    "checkpoints/ocelli-shapes": "tests/test_doctor.py",
+    ".venv/bin/python -m eval prove checkpoints/ocelli-shapes --url http://127.0.0.1:8000/v1 --name "
+    "ocelli-shapes": "tests/test_prove.py",
+    ".venv/bin/python -m eval prove --check prove.json": "tests/test_prove.py",
     ".venv/bin/python -m benchmarks.latency first-token --rounds 5": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.latency load": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.throughput prefix": "tests/test_benchmarks.py",
@@ -100,7 +101,7 @@ def here(tmp_path_factory) -> Path:
     rows = [{"image": "photo.jpg", "question": question} for question in questions]
     save_rows(folder / "questions.jsonl", rows)
     save_rows(folder / "rows.jsonl", [row | {"answer": "blue"} for row in rows])
-    for name in ("mine", "shapes"):
+    for name in ("mine", "shapes", "flags"):
         shutil.copytree(folder / "checkpoints/ocelli-shapes", folder / "runs" / name)
     return folder
 

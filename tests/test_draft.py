@@ -25,14 +25,14 @@ from generation.session import Session
 from generation.steps import Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from inference.draft import Draft, DraftLimits
+from inference.draft import Draft
 from inference.printing import ERASE, GREY, GreyText
 from tests.invariants import fast_step
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
 
 QUESTIONS = int(os.environ.get("OCELLI_QUESTIONS", "24"))  # of each kind of step
-ALWAYS = DraftLimits(share=math.inf, least_wait=0, most_prompt=math.inf)
+ALWAYS = {"SHARE": math.inf, "LEAST_WAIT": 0, "MOST_PROMPT": math.inf}
 SAMPLINGS = (
     {},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
@@ -57,7 +57,8 @@ def checkpoint(model_folder):
 @pytest.fixture
 def always(monkeypatch):
     """Drafts are made however small the model."""
-    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)
+    for name, value in ALWAYS.items():
+        monkeypatch.setattr(f"inference.draft.{name}", value)
 
 
 # ------------------------------------------------------------------------------------------- the answer
@@ -92,10 +93,10 @@ def prompts(seed: int, tiles: int, question: int = 4) -> tuple[dict, dict]:
 
 
 def drafted(
-    session: Session, full: dict, short: dict | None, most: int, limits: DraftLimits = ALWAYS, **options
+    session: Session, full: dict, short: dict | None, most: int, limits: dict[str, float] = ALWAYS, **options
 ) -> tuple[Draft, list[int]]:
     """A draft of at most so many tokens, and then the answer's ids."""
-    with patch("inference.draft.LIMITS", limits):
+    with patch.multiple("inference.draft", **limits):
         draft = Draft(session, full, short, GenerationOptions(**options))
         for number, _ in enumerate(draft, 1):
             if number == most:
@@ -165,10 +166,10 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
 def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm):
     full, short = prompts(2, 17)
     for share, tokens in ((0.0, 1), (1e9, 60)):
-        limits = DraftLimits(share=share, least_wait=0, most_prompt=1)
+        limits = {"SHARE": share, "LEAST_WAIT": 0, "MOST_PROMPT": 1}
         draft, _ = drafted(new_session(vlm), full, short, 10**6, limits, **NO_STOP, max_new_tokens=60)
         assert len(draft.token_ids) == tokens, share
-    limits = DraftLimits(least_wait=3600, most_prompt=1)
+    limits = {"LEAST_WAIT": 3600, "MOST_PROMPT": 1}
     assert not drafted(new_session(vlm), full, short, 1, limits, **SHORT)[0].token_ids
 
 

@@ -184,20 +184,6 @@ def test_images_of_their_own_sizes(kind, precision):
             native([given[1][:2]])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_grows_as_the_image_does(kind):
-    native = in_c(packed_tower(kind, 3), "float32")
-    taken = []
-    needed = native.library.ocelli_tower_floats
-    native.library.ocelli_tower_floats = lambda *given: taken.append(needed(*given)) or taken[-1]
-    block = native.config.patch_size * native.config.merge_size
-    for blocks in (8, 16, 32):
-        native([torch.zeros(3, blocks * block, 32 * block)])
-    native.library.ocelli_tower_floats = needed
-    assert taken[2] - taken[1] <= 2.02 * (taken[1] - taken[0])
-
-
 @pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))

@@ -149,6 +149,18 @@ def theirs(model, processor, folder: Path, count: int) -> list[str]:
     return said
 
 
+def test_without_options(tmp_path, monkeypatch, capsys):
+    """A few of its steps: scores before and after, the model, and what to do next."""
+    monkeypatch.chdir(ROOT)
+    few = ["--steps", "2", "--eval-questions", "4", "--eval-pictures", "4", "--output", str(tmp_path / "run")]
+    train.main([*few, *MACHINE])
+    out = capsys.readouterr().out
+    assert re.search(r"exact_match: 0.000 \(95% interval .*, n 4\) before, .* after", out)
+    assert f'generate.py IMAGE -q "Whose flag is it?" --model {tmp_path / "run"}' in out
+    assert [row["step"] for row in metrics(tmp_path / "run", "eval_exact_match")] == [0, 2]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_the_task_is_learnt(here):
     """Across the interruption, one step after another."""
     assert right(here, MODEL) < 0.5

@@ -187,11 +187,6 @@ def test_options_are_checked_by_value(bad):
         GenerationOptions(**bad)
 
 
-def test_stop_ids_may_be_one_or_a_list():
-    assert GenerationOptions(stop_token_ids=7).stop_token_ids == (7,)
-    assert GenerationOptions(stop_token_ids=[7, 8]).stop_token_ids == (7, 8)
-
-
 @pytest.mark.parametrize("kept", [False, True])
 def test_shapes_are_checked(vlm, kept):
     answerer, ids = (Session(vlm) if kept else vlm), inputs_of(words(1, 4))["input_ids"]

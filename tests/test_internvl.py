@@ -18,7 +18,6 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 import train
 from data.errors import ProcessorError
-from data.new_processor import build_tokenizer
 from data.processor import Processor
 from families import internvl
 from generation.fast.native import build
@@ -29,6 +28,7 @@ from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import empty_model, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
 from tests.rows import WORDS

@@ -14,13 +14,14 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
-from data.new_processor import SPECIAL_TOKENS, build_tokenizer, make_processor
+from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.packing import SampleEncoder
 from data.processor import Processor
 from families.idefics3 import IdeficsImages
 from inference.command import DEFAULT_MODEL as EMBEDDED
 from models import VisionLanguageModel
 from models.config import TextConfig, VisionConfig, VLMConfig
+from recipes.shapes.tokenizer import build_tokenizer
 from tests.processors import (
     CORPUS,
     OWN_KINDS,

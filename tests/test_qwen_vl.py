@@ -477,7 +477,8 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
 @pytest.mark.slow(but=1)
 def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     _, _, folder = large
-    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)
+    for name, value in ALWAYS.items():
+        monkeypatch.setattr(f"inference.draft.{name}", value)
     draw_image(1000, 700).save(tmp_path / "photo.png")
     ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
     (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))

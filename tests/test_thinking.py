@@ -543,12 +543,6 @@ def test_the_command_line_shows_thinking_apart(cli, as_json, opened, folders):
     assert "thinking" not in result
 
 
-def test_options_that_thinking_does_not_go_with(complaint, folders):
-    complaint(*THINK, "--draft", model=folders["qwen"])
-    complaint("where", *THINK, "--out", "x.png", model=folders["qwen"])
-    complaint(*THINK[:5], "--think-tokens", 3, model=folders["qwen"])
-
-
 @pytest.mark.slow
 def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n/think on\n{QUESTION}\n/think off\n/quit\n"))

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import serve
-from eval import __main__ as evaluate
-from generate import ask_parser
 from generation import kv_cache as kv
 from generation import processors
 from generation.fast.native import build, passes
@@ -208,6 +205,7 @@ import copy, os, threading, torch
 from generation import kv_cache as kv
 from generation.fast.native import passes
 from generation.fast.native.step import NativeStep
+from generation.processors import limit_threads
 from generation.steps import Step
 from models.config import TextConfig
 from models.language_model import LanguageModel
@@ -282,17 +280,3 @@ got, hidden = step.prefill(x, [16], cache), eager(x)[0]
 print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 """
     assert in_a_process(script) == "0\nTrue\n"
-
-
-# ------------------------------------------------------------------------------------------ the entry points
-@pytest.mark.parametrize(
-    "parser",
-    [ask_parser(), serve.build_parser(), evaluate.build_parser()],
-    ids=["generate", "serve", "eval"],
-)
-def test_every_program_takes_threads(parser, capsys):
-    assert parser.parse_args(["--threads", "3"]).threads == 3
-    for number in ("0", "-1", "two", "513"):
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--threads", number])
-        assert "--threads" in capsys.readouterr().err

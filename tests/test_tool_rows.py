@@ -241,16 +241,6 @@ def test_thoughts_are_learned_where_the_template_writes_them(processors, kind, w
     assert learned(own, sample) == said
 
 
-def test_thoughts_are_learned_with_a_template_that_knows_no_tools(processors):
-    template = "{% for one in messages %}{{ '<|im_start|>' + one.role + '\n' }}{% if one.reasoning_content %}"
-    template += (
-        "{{ '<think>' + one.reasoning_content + '</think>' }}{% endif %}{{ one.content + '<|im_end|>' }}"
-    )
-    own = with_template(processors["hermes"], template + "{% endfor %}")
-    sample = sample_of(own, {"messages": [MESSAGES[1], answer("no", reasoning_content="so")]})
-    assert learned(own, sample) == "⟦<think>so</think>no<|im_end|>⟧"
-
-
 @pytest.mark.parametrize(
     ("key", "row"),
     [
@@ -453,6 +443,6 @@ def test_thoughts_of_earlier_messages_reach_the_prompt_through_every_protocol(pr
     assert thought in text
     for body in bodies:
         asked_for, _ = check_request(body, 100)
-        checkpoint: Any = SimpleNamespace(processor=own, writes_json=True)
+        checkpoint: Any = SimpleNamespace(processor=own, knows_tools=True)
         made, _ = prompt_of(asked_for, Media(ApiLimits()), [], GenerationOptions(), checkpoint)
         assert own.decode(made.input_ids, skip_special_tokens=False).startswith(text)

@@ -16,7 +16,6 @@ import jsonschema
 import openai
 import pytest
 import torch
-from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
 from data.chat import ChatEncoder
@@ -25,9 +24,8 @@ from data.errors import PromptError
 from data.tools import GEMMA, PLAIN, Tool, ToolCall
 from inference.calls import CallReader, whole_calls
 from inference.constraint import Constraints
-from inference.errors import RequestError
 from inference.grammar import ToolUse, json_grammar, tool_grammar
-from inference.markup import MARKUPS, kinds_of
+from inference.markup import MARKUPS
 from tests.house import data_url
 from tests.schemas import GROWING, SCHEMAS, record
 from tests.servers import (
@@ -364,7 +362,7 @@ def test_definitions_make_no_grammar_long(form, tools, shared, parameters):
 
 
 def test_a_grammar_has_a_bound():
-    """Where definitions stand in it several times all the same."""
+    """Where a definition cannot stand where it is referred to."""
 
     def inner(number: int) -> dict:
         leaves = {f"q{at}": {"$ref": "#/$defs/long", "maxLength": 100 * number + at} for at in range(20)}
@@ -372,8 +370,8 @@ def test_a_grammar_has_a_bound():
 
     outer = {f"p{number}": inner(number) for number in range(20)}
     schema = {"properties": outer, "$defs": {"long": {"enum": [["a"] * 10, "b" * 3000]}}}
-    with pytest.raises(RequestError):
-        tool_grammar(MARKUPS["gemma"], ToolUse((Tool("f", None, schema),), must=True), {}.get)
+    grammar = tool_grammar(MARKUPS["gemma"], ToolUse((Tool("f", None, schema),), must=True), {}.get)
+    assert len(grammar) < 2 * len(json.dumps(schema))
 
 
 def test_what_a_call_of_gemma_begins_with_is_forced(constraints):
@@ -464,13 +462,9 @@ def streamed(client: openai.OpenAI, **fields):
 @pytest.mark.parametrize("model", [NAME, *TEMPLATES])
 @pytest.mark.parametrize("choice", ["required", "named", "allowed"])
 def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
-    """The embedded model those alone that it can fill in."""
     client = served.client()
     fields = asked(model, parallel_tool_calls=False, seed=3, temperature=1)
     fields["tool_choice"] = {"required": "required", "named": NAMED, "allowed": ALLOWED}[choice]
-    if model == NAME and choice == "required":
-        assert refused(served.send("POST", json=fields), 400)["param"] == "tools"
-        return
     answer = client.chat.completions.create(**fields)
     text, calls, reason = streamed(client, **fields)
     (call,) = answer.choices[0].message.tool_calls
@@ -483,10 +477,9 @@ def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
     assert choice == "required" or call.function.name == "paint"
 
 
-def test_the_embedded_model_fills_in_the_one_value_of_the_one_tool_and_answers_plainly_else(served):
+def test_the_embedded_model_answers_as_without_tools(served):
+    """Its prompts do not speak of them."""
     client = served.client()
-    answer = client.chat.completions.create(**asked(tool_choice=NAMED))
-    assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments) == {"colour": "blue"}
     for choice in ("auto", "none"):
         message = client.chat.completions.create(**asked(tool_choice=choice)).choices[0].message
         assert message.content == "blue" and message.tool_calls is None
@@ -519,22 +512,6 @@ def test_an_answer_that_is_cut_says_so(served):
     choice = served.client().chat.completions.create(**wanted).choices[0]
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
     assert streamed(served.client(), **wanted)[2] == "length"
-
-
-@pytest.mark.slow
-def test_tools_of_pydantic_models_are_parsed_by_the_client(served):
-    class Move(BaseModel):
-        to: int
-        why: str | None = None
-
-    tool = openai.pydantic_function_tool(Move)
-    tool["function"]["parameters"]["properties"]["to"] |= {"minimum": 0, "maximum": 99}
-    tool["function"]["parameters"]["properties"]["why"]["anyOf"][0]["maxLength"] = 6
-    for model in TEMPLATES:
-        answer = served.client().chat.completions.parse(
-            **asked(model, tools=[tool], tool_choice="required", parallel_tool_calls=False)
-        )
-        assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Move)
 
 
 @pytest.mark.slow
@@ -631,82 +608,6 @@ def test_thinking_stays_apart_from_calls(tmp_path):
             assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
             thoughts += thought
     assert thoughts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "schema",
-    [
-        record(x=SCHEMAS["integer"], y=SCHEMAS["integer"]),
-        record(colour=COLOURS, there={"type": "boolean"}),
-        record(why={"type": "string"}, x=SCHEMAS["integer"]),
-        record(at={"$ref": "#/$defs/at"})
-        | {"$defs": {"at": record(x={"type": "number"}, y={"type": "number"})}},
-        {"type": "object"},
-        {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
-        {"properties": {"a": True}},
-    ],
-)
-def test_the_embedded_model_is_made_to_fill_in_no_more_than_one_value(served, schema):
-    """Nor with a schema for its answer, in any protocol: what it would write is nonsense."""
-    named = {"type": "function", "function": {"name": "f"}}
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
-    tool = {"name": "f", "parameters": schema}
-    flat = {"type": "function", **tool}
-    message = {"model": NAME, "messages": [{"role": "user", "content": STAR}], "max_tokens": 9}
-    given = message | {"tools": [{"name": "f", "input_schema": schema}]}
-    form_of_responses = {"format": {"type": "json_schema", "name": "f", "schema": schema}}
-    for path, body, param in (
-        (
-            "v1/chat/completions",
-            asked(tools=[{"type": "function", "function": tool}], tool_choice=named),
-            "tools",
-        ),
-        ("v1/chat/completions", asked(tools=[], response_format=form), "response_format"),
-        ("v1/responses", {"model": NAME, "input": "a", "tools": [flat], "tool_choice": "required"}, "tools"),
-        ("v1/responses", {"model": NAME, "input": "a", "text": form_of_responses}, "text.format"),
-        ("v1/messages", given | {"tool_choice": {"type": "any"}}, "tools"),
-        ("v1/messages", given | {"tool_choice": {"type": "tool", "name": "f"}}, "tools"),
-    ):
-        for stream in (False, True):
-            answer = served.send("POST", path, json=body | {"stream": stream})
-            assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", TEMPLATES)
-def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
-    """By random weights, whole and streamed. See OCELLI_TOOL_CALLS."""
-    client, made = served.client(), 0
-    for seed in range(CALLS // 8):
-        chance = random.Random(seed)
-        tools = [random_tool(chance, 0)]  # the contexts are small
-        wanted = asked(
-            model, tools=[tool.shown for tool in tools], seed=seed, temperature=chance.choice([0, 1, 2])
-        )
-        wanted |= {"tool_choice": "required", "parallel_tool_calls": chance.random() < 0.5, "max_tokens": 600}
-        wanted["messages"] = [{"role": "user", "content": STAR}]
-        try:
-            if chance.random() < 0.5:
-                _, sent, reason = streamed(client, **wanted)
-                calls = [ToolCall(one["id"], one["name"], one["arguments"]) for one in sent]
-                calls = calls if reason == "tool_calls" else calls[:-1]
-            else:
-                choice = client.chat.completions.create(**wanted).choices[0]
-                reason, sent = choice.finish_reason, choice.message.tool_calls or ()
-                calls = [ToolCall(one.id, one.function.name, one.function.arguments) for one in sent]
-        except openai.BadRequestError as refusal:  # a tool of so many words that it leaves no room
-            assert refusal.code == "context_length_exceeded"
-            continue
-        assert reason in ("tool_calls", "length") and all(fits(call, tools) for call in calls), seed
-        assert calls or reason == "length", seed
-        made += len(calls)
-    assert made > CALLS // 16
-
-
-@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"type": {}}, {"type": ["string", {}]}])
-def test_schemas_of_wrong_types_are_left_to_the_library_that_refuses_them(schema):
-    assert "json" in kinds_of(schema)
 
 
 def test_json_of_any_form(served):

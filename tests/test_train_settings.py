@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from data.images import load_image
+from recipes import flags
 from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run
 
@@ -60,6 +64,19 @@ def test_flags_go_over_the_recipe(tmp_path):
                    "--init-from", "x")  # fmt: skip
     assert (config.steps, config.lr, config.grad_clip) == (7, 5e-5, 5.0)
     assert (config.packing, config.keep_best, config.data) == (False, False, [{"path": "a", "weight": 2}])
+
+
+def test_without_options_the_bundled_rows_are_learnt():
+    """Which are those that their recipe draws. Rows of one's own begin at the defaults."""
+    config = parse("--epochs", "2")
+    assert config.init_from == "checkpoints/ocelli-shapes" and config.epochs == 2
+    assert parse(*PLAIN).lr == TrainConfig(init_from="x", data="y").lr and not parse(*PLAIN).holdout
+    with open(config.data, encoding="utf-8") as file:
+        bundled = [json.loads(line) for line in file]
+    assert len(bundled) == flags.ROWS
+    for row, drawn in zip(bundled, islice(flags.rows(), 28), strict=False):
+        images = [load_image(one.pop("image")) for one in (row, drawn)]
+        assert row == drawn and images[0].tobytes() == images[1].tobytes()
 
 
 # A commit's beginning, a subset named after Norway, what YAML takes for a number, a truth or a time.
@@ -128,7 +145,6 @@ def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
         ("--data rows.jsonl", "--init-from"),
         ("--init-from x --vision-from y --text-from z", "--init-from"),
         ("--vision-from x", "--text-from"),
-        ("", "--data"),
         ("--init-from x --data y --lr 0", "--lr"),
         ("--init-from x --data y --eval-metric exact_match", "--eval-metric"),
         ("--init-from x --data recipes.shapes", "--data"),

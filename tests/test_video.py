@@ -44,13 +44,13 @@ from generation.options import GenerationOptions
 from generation.session import Session
 from inference.answer import answer_text, ask_each
 from inference.answer import encode as encode_question
+from inference.apart import Apart
 from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.flags import machine
-from inference.trial import start_process
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
@@ -70,6 +70,7 @@ from web.prompt import prompt_of
 from web.protocol import check_request
 from web.videos import open_apart
 
+LITTLE = "tests.clips:decode_in_little_memory"
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
 SMOL = {
     "size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": True,
@@ -502,32 +503,30 @@ def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_pat
     assert isinstance(visuals.clip_of(data, ImageLimits(), "endless"), Clip)
     assert not isinstance(visuals.clip_of(b"\xff\xd8\xff", ImageLimits(), "JPEG"), Clip)
     started = []
-    monkeypatch.setattr(
-        videos, "start_process", lambda program: started.append(start_process(program)) or started[-1]
-    )
+    monkeypatch.setattr(videos, "Apart", lambda function: started.append(Apart(function)) or started[-1])
     with pytest.raises(ImageError), open_apart(data, ImageLimits(max_seconds=0.5), "endless"):
         pass
     with monkeypatch.context() as patch:
-        patch.setattr(videos, "PROGRAM", "from web import videos; videos.MEMORY = 2**24; videos.serve()")
+        patch.setattr(videos, "Apart", lambda _: started.append(Apart(LITTLE)) or started[-1])
         with pytest.raises(ImageError), open_apart(data, ImageLimits(), "endless"):
             pass
     assert not caplog.records
     small = write_animation(tmp_path / "clip.gif", noise(4, 64, 48)).read_bytes()
     with pytest.raises(ImageError), open_apart(small, ImageLimits(), "clip") as clip:
-        started[-1].kill()
+        started[-1]._process.kill()
         list(clip.frames([0, 1]))
     assert len(caplog.records) == 1
     for bad in (b"GIF89a and no more", b"\0\0\0\x18ftypmp42", b"text"):
         with pytest.raises(ImageError), open_apart(bad, ImageLimits(), "bad"):
             pass
-    assert len(started) == 6 and all(process.returncode is not None for process in started)
+    assert len(started) == 6 and all(child._process.returncode is not None for child in started)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nothing says how many threads there are")
 def test_a_process_of_its_own_has_one_thread_on_every_machine():
     """NumPy's, one for each core, took more than its memory on a machine with many."""
-    process = start_process("import numpy, os; print(len(os.listdir('/proc/self/task')))")
-    assert int(process.communicate()[0]) == 1
+    child = Apart("tests.clips:say_threads")
+    assert child.reply() == 1 and child.status == 0
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -544,7 +543,7 @@ def test_a_video_that_nobody_waits_for_is_decoded_no_longer(closed):
         assert await asyncio.to_thread(wait_for, lambda: ticket.decoding)
         (process,) = ticket.decoding
         served.close() if closed else ticket.cancel()
-        return await asyncio.to_thread(process.wait, PATIENCE)
+        return await asyncio.to_thread(lambda: process.status)
 
     try:
         assert asyncio.run(left()) == -signal.SIGTERM

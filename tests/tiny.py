@@ -19,7 +19,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from data.new_processor import build_tokenizer, make_processor
+from data.new_processor import make_processor
+from recipes.shapes.tokenizer import build_tokenizer
 
 CLASSES = {"idefics3": Idefics3ForConditionalGeneration, "smolvlm": SmolVLMForConditionalGeneration}
 VOCAB, IMAGE_ID, PAD_ID = 160, 150, 0

@@ -28,9 +28,7 @@ from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import check_repo_id
 
-QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,13 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", type=model, metavar="ID_OR_DIR", help=f"a model or a bare backbone: {MODEL}")
     add("--revision", help="branch, tag or commit on the Hub")
     add("--image", metavar="WxH|FILE", help="count the tiles and tokens of an image of this size, too")
-    add(
-        "--question",
-        default=QUESTION,
-        help="question in the prompt that --image counts (default: %(default)s)",
-    )
-    pixels = "with --image, of a model that takes images whole (Qwen-VL, Qwen3.5, Gemma 4): pixels that it "
-    pixels += "is made to fit (default: the checkpoint's own budget)"
+    asked = "question in the prompt that --image counts (default: %(default)s)"
+    add("--question", default="What is in the picture?", help=asked)
+    pixels = "with --image, of a model that takes images whole: pixels that it is made to fit (default: the "
+    pixels += "checkpoint's own budget)"
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=pixels)
     add("--json", action=flag, default=False, help="print one JSON object")
 
@@ -61,21 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
-    add("--processor", action=flag, default=True, help="write tokenizer, image settings and chat template")
-    add("--max-shard-size", type=size, metavar="SIZE", help="maximum size of a file (default 5GB)")
+    written = "write tokenizer, image settings and chat template"
+    add("--processor", dest="with_processor", action=flag, default=True, help=written)
     replaced = "replace the checkpoint that DST holds and its card; other files in it stay"
     add("--overwrite", action=flag, default=False, help=replaced)
     add("--push", metavar="REPO_ID", help="upload the result to this repository on the Hub, with a card")
     add("--private", action=flag, help="make the repository of --push private")
     return parser
-
-
-def size(text: str) -> int:
-    """5GB, 500MB or 60KB in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"expected a size such as 5GB, 500MB or 60KB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def inspect(settings: argparse.Namespace) -> None:
@@ -107,19 +94,7 @@ def convert(settings: argparse.Namespace) -> None:
     check_model(settings.source, settings.revision)
     from tools import convert  # with PyTorch
 
-    convert.convert(
-        settings.source,
-        settings.target,
-        dtype=settings.dtype,
-        adapter=settings.adapter,
-        revision=settings.revision,
-        with_processor=settings.processor,
-        overwrite=settings.overwrite,
-        max_shard_bytes=settings.max_shard_size or convert.MAX_SHARD_BYTES,
-        push=settings.push,
-        private=settings.private,
-        log=note,
-    )
+    convert.convert(**vars(settings), log=note)
 
 
 def note(text: str) -> None:
@@ -128,8 +103,9 @@ def note(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
+    command = {"inspect": inspect, "convert": convert}[vars(settings).pop("command")]
     try:
-        {"inspect": inspect, "convert": convert}[settings.command](settings)
+        command(settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
         note(f"python -m tools: error: {one_line(error)}")
         return 2

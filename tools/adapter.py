@@ -173,10 +173,11 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
     import peft  # takes seconds
 
     settings, ranks, alphas = adapter.settings, dict[str, int](), dict[str, float]()
-    patterns, alpha = settings.get("alpha_pattern") or {}, settings.get("lora_alpha", 8)
+    patterns: Mapping[str, float] = settings.get("alpha_pattern") or {}
+    alpha: Any = settings.get("lora_alpha", 8)
     for name, parts in adapter.factors.items():
         ranks[modules[name]] = (parts.get(_OF_LAYER[0]) or parts[_OF_TABLE[0]]).shape[0]
-        alphas[modules[name]] = patterns.get(peft.utils.other.get_pattern_key(patterns, name), alpha)
+        alphas[modules[name]] = patterns.get(peft.utils.other.get_pattern_key([*patterns], name), alpha)
     rank = Counter(ranks.values()).most_common(1)[0][0]
     start = settings.get("init_lora_weights", True)  # the two below change the base before they begin
     config = peft.LoraConfig(

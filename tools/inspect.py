@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from data.errors import ProcessorError
 from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
-from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
+from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
@@ -31,115 +31,118 @@ from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, check_shapes
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
-# Of a tower, in the text for people: --json has them.
-_LEFT_OUT = {"taps", "table_antialias", "tokens_per_second", "merger_norm", "merger_norm_eps"}
-# How names of a text part's fields begin -> the layers that they are about.
-_MIXERS = {"delta_": {"delta"}, "conv_": {"conv", "delta"}}
 _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
 
 
 def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     opened = open_files(source, revision)
-    headers = read_headers(opened)
-    kind = opened.config.get("model_type")
-    kind = kind if isinstance(kind, str) else ""
-    reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, source)
-    vision: VisionConfig | PackedVisionConfig | None = None
-    text: TextConfig | None = None
-    if kind in VISION or kind in TEXT:
-        with naming(source):
-            part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
-        vision, text = (part, None) if kind in VISION else (None, part)
-        # The other tower of this model is not counted.
-        towers = vision or VisionConfig(), text or TextConfig()
-        config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
-        prefix = "vision_model." if vision else "language_model."
-    else:
-        config = read_config(opened.config, source, opened.generation_config)
-        vision, text, prefix = config.vision, config.text, ""
+    headers, quantized = read_headers(opened), quantization(opened.config)
+    reader, config, prefix = _read(opened)
+    vision = config.vision if not prefix.startswith("language") else None
+    text = config.text if not prefix.startswith("vision") else None
     shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
     expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
-    parameters = dict.fromkeys(PARTS, 0)  # a tied head counts nothing
+    parameters = dict.fromkeys((*PARTS, "all"), 0)  # a tied head counts nothing
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
-    parameters["all"] = sum(parameters.values())
-    cache, quantized = None, quantization(opened.config)
-    if text is not None:
-        with torch.device("meta"):
-            decoder = VisionLanguageModel(config).language_model
-        cache = _cache(decoder.cache_layout, text.max_position_embeddings)
+        parameters["all"] += math.prod(shape)
+    cache = _cache(config) if text else None
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
-    fits = f"no: {quantized}" if quantized else _fits(expected, reader, headers, opened)
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
         memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
+    fits, left_out = f"no: {quantized}", list[str]()
+    if not quantized:
+        fits, left_out = _fits(expected, reader, headers, opened)
     return {
         "source": source,
         "commit": opened.commit,
-        "family": reader.TITLE if prefix == "" else reader.family,
+        "family": reader.family if prefix else reader.TITLE,
         "architectures": opened.config.get("architectures") or [],
         "parameters": parameters,
-        "stored": None if headers is None else _stored(headers),
+        "stored": headers and _stored(headers),
         "fits": fits,
-        "left_out": [] if headers is None or quantized else _left_out(expected, reader, headers),
-        "vision": None if vision is None else asdict(vision),
-        "text": None if text is None else asdict(text),
-        "images": None if vision is None else vision.images(config.scale_factor),
-        "context": None if text is None else text.max_position_embeddings,
+        "left_out": left_out,
+        "vision": vision and _settings(vision),
+        "text": text and _settings(text),
+        "images": vision and vision.images(config.scale_factor),
+        "context": text and text.max_position_embeddings,
         "cache": cache,
         "memory": memory,
     }
 
 
-def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, opened: Opened) -> str:
-    """Whether the stored tensors are those of the config, and if not, why."""
+def _read(opened: Opened) -> tuple[Any, VLMConfig, str]:
+    """A checkpoint's reader, its config, and the prefix of its parameters: a bare backbone is one tower of a
+    model whose other is not counted."""
+    kind = str(opened.config.get("model_type"))
+    reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, opened.source)
+    if not isinstance(reader, Backbone):
+        return reader, read_config(opened.config, opened.source, opened.generation_config), ""
+    with naming(opened.source):
+        part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
+        vision, text = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
+        config = VLMConfig(vision, text, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
+    return reader, config, "vision_model." if kind in VISION else "language_model."
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """The fields of a config that are not at their defaults."""
+    values = {item.name: (getattr(config, item.name), item.default) for item in fields(config)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _fits(
+    expected: Mapping[str, Shape], reader: Any, headers: Headers | None, opened: Opened
+) -> tuple[str, list[str]]:
+    """Whether the stored tensors are those of the config, and if not, why; and those of them that the model
+    here does not have: Qwen3.5's `mtp`, a tower's pooling."""
     if headers is None:
-        return f"no weights here{instead(opened.files.names())}"
+        return f"no weights here{instead(opened.files.names())}", []
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
+    place, stored = reader.tensor_map(headers.shapes), headers.shapes
+    left_out = sorted(stored.keys() - {place(name).name for name in expected})
     try:
-        names = headers.shapes
-        check_shapes(expected, reader.tensor_map(names), names, ignorable, opened.source)
+        check_shapes(expected, place, stored, ignorable, opened.source)
     except CheckpointError as error:
-        return f"no: {str(error).removeprefix(f'{opened.source}: ')}"
-    return "yes"
-
-
-def _left_out(expected: Mapping[str, Shape], reader: Any, headers: Headers) -> list[str]:
-    """Stored tensors that the model here does not have: Qwen3.5's `mtp`, a tower's pooling."""
-    place = reader.tensor_map(headers.shapes)
-    return sorted(headers.shapes.keys() - {place(name).name for name in expected})
+        return f"no: {str(error).removeprefix(f'{opened.source}: ')}", left_out
+    return "yes", left_out
 
 
 def _stored(headers: Headers) -> dict[str, Any]:
     elements: Counter[str] = Counter()
     for name, kind in headers.dtypes.items():
         elements[kind] += math.prod(headers.shapes[name])
-    dtypes = {str(FLOATS.get(kind, kind)).removeprefix("torch."): n for kind, n in elements.most_common()}
     return {
         "files": headers.files,
         "tensors": len(headers.shapes),
         "numbers": headers.num_elements,
         "bytes": headers.num_bytes,
-        "dtypes": dtypes,
+        "dtypes": {
+            str(FLOATS.get(kind, kind)).removeprefix("torch."): n for kind, n in elements.most_common()
+        },
     }
 
 
-def _cache(layout: Layout, context: int) -> dict[str, dict[str, int]]:
+def _cache(config: VLMConfig) -> dict[str, dict[str, int]]:
     """Bytes of keys and values for one token and for a full context, by dtype; where layers keep states, also
     what these take of each conversation whatever its length, and of a place that it may go back to."""
-    numbers, fixed = numbers_per_token(layout), bytes_per_row(layout)
-    states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(layout)}
+    with torch.device("meta"):
+        layout = VisionLanguageModel(config).language_model.cache_layout
+    numbers, fixed, context = (
+        numbers_per_token(layout),
+        bytes_per_row(layout),
+        config.text.max_position_embeddings,
+    )
+    states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(layout)} if fixed else {}
     return {
-        dtype: {"per_token": numbers * size}
-        | (states if fixed else {})
-        | {"full_context": numbers * size * context + fixed}
+        dtype: {"per_token": numbers * size, **states, "full_context": numbers * size * context + fixed}
         for dtype, size in _CACHE_BYTES.items()
     }
 
@@ -188,26 +191,19 @@ def as_text(report: Mapping[str, Any]) -> str:
     """A report for people: its parts as headings with rows."""
     commit = f" at {report['commit'][:12]}" if report["commit"] else ""
     lines = [f"{report['source']}{commit}", f"  {report['family']}"]
+    sentences = {
+        "fits": "weights fit the config: {}",
+        "left_out": "left out of the weights: {}",
+        "images": "images: {}",
+        "context": "context of {:,} tokens",
+    }
     for part, values in report.items():
-        if part == "context" and values is not None:
-            lines.append(f"context of {values:,} tokens")
-        elif part == "fits":
-            lines.append(f"weights fit the config: {values}")
-        elif part == "left_out" and values:
-            lines.append(f"left out of the weights: {some(values)}")
-        elif part == "images" and values is not None:
-            lines.append(f"images: {values}")
+        if part in sentences and values:
+            lines.append(sentences[part].format(some(values) if part == "left_out" else values))
         elif isinstance(values, dict):
             in_bytes = part in ("cache", "memory")
             lines.append(part + (", without activations" if part == "memory" else ""))
-            kinds = {"attention", *values.get("layer_types", ())}
-            without = tuple(start for start, users in _MIXERS.items() if not kinds & users)
-            shown = {
-                name: value
-                for name, value in values.items()
-                if name not in _LEFT_OUT and not name.startswith(without)
-            }
-            lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in shown.items()]
+            lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in values.items()]
     return "\n".join(lines)
 
 

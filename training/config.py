@@ -30,6 +30,7 @@ from models.checkpoints.hub import check_repo_id
 from models.checkpoints.sources import check_has_config, repository, resolve_source
 from models.config import check_device
 
+DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "flags.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
 _MANY = 10**9
@@ -287,6 +288,7 @@ class TrainConfig:
     eval_every: float = setting(
         500, "steps between evaluations on held-out data; below 1: a share of the run's steps", 1e-9, _MANY
     )
+    eval_on_start: bool = held_out(False, "evaluate before the first step, too, with all questions")
     patience: int = held_out(0, "stop after so many evaluations without a better one; 0: never", 0, _MANY)
     eval_pictures: int = held_out(512, "held-out rows for the loss of an evaluation", 0, 1_000_000)
     eval_questions: int = setting(
@@ -404,12 +406,15 @@ def _fields(kind: type[TrainConfig]) -> dict[str, Field]:
 def parse_arguments(
     arguments: list[str] | None = None, description: str = ""
 ) -> tuple[TrainConfig, PlanOptions]:
-    """The recipe named first, if any, with the flags put over it, and --plan's flags.
+    """The recipe named first with the flags put over it, and --plan's flags. Without a recipe and --data it
+    is configs/flags.yaml.
 
     Exits with status 2 and one sentence for what is wrong in them.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
+    recipe = None if any(one.split("=")[0] == "--data" for one in arguments) else DEFAULT_RECIPE
+    if arguments and not arguments[0].startswith("-"):
+        recipe = Path(arguments.pop(0))
     flags: dict[str, Any] = {}
     try:
         settings = read_recipe(recipe) if recipe else {}
@@ -421,8 +426,8 @@ def parse_arguments(
         plan = PlanOptions(**of_plan)
         config = kind(**settings | {name: given for name, given in flags.items() if name not in of_plan})
         if of_plan.keys() - {"plan", "show"} and not plan.plan:
-            first = next(name for name in of_plan if name not in ("plan", "show"))
-            raise ValueError(f"{flag(first)}: has no effect without --plan; leave it out, or set --plan")
+            name = next(name for name in of_plan if name not in ("plan", "show"))
+            raise ValueError(f"{flag(name)}: has no effect without --plan; leave it out, or set --plan")
         check_effects(config, flags.keys() - of_plan.keys(), settings, recipe)
         return config, plan
     except ValidationError as error:

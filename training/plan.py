@@ -267,7 +267,7 @@ def activation_bytes(
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=device.dtype != torch.float32),
     ):
-        pixels = torch.stack(images) if images and len({*sizes}) == 1 else images
+        pixels: Any = torch.stack(images) if images and len({*sizes}) == 1 else images
         features = torch.cat(tuple(model.encode_images(pixels))) if images else None
         x = model.place_features(
             torch.zeros(micro, length, dtype=torch.int64),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -80,13 +80,13 @@ class Answered:
         return f"{self.question.text} -> {self.answer} (expected: {self.question.target}{more})"
 
 
-class Task(Protocol):
+class Task:
     """What the engine asks of the data and of the loss.
 
     module: everything that trains, the model as its `model`; `module(**inputs(batch, step))` returns (summed
         loss, what to log).
     steps: length of the run; `is_estimate` says that it is about what was asked for.
-    answers_after: the step after which held-out questions are asked.
+    answers_after: held-out questions are asked after more steps than that.
     best_by: the score that picks the best evaluation, and whether more of it is better.
     logs_sums: what is logged are sums, to be divided by `count`; else each micro-batch has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
@@ -98,7 +98,7 @@ class Task(Protocol):
     steps: int
     summary: str
     is_estimate = False
-    answers_after = 0
+    answers_after = -1
     best_by = ("eval_loss", False)
     logs_sums = False
     license: str | None = None
@@ -114,15 +114,19 @@ class Task(Protocol):
 
     def batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step, from where the state stands to the end of its data."""
+        raise NotImplementedError
 
     def padding(self) -> list[Batch]:
         """A step's micro-batches for a rank whose data ended before the others'."""
+        raise NotImplementedError
 
     def step_back(self) -> None:
         """Return to before the latest batches, or to before those that failed."""
+        raise NotImplementedError
 
     def count(self, batches: list[Batch]) -> float:
         """This rank's share of the number that the summed loss is divided by."""
+        raise NotImplementedError
 
     def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
         return dict(batch)
@@ -138,18 +142,22 @@ class Task(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this rank in its data, between two steps."""
+        raise NotImplementedError
 
     def load_state_dict(self, states: list[dict[str, Any]], step: int) -> None:
         """Resume after `step` steps, from the states of all ranks that there were."""
+        raise NotImplementedError
 
     def check_rows(self) -> None:
         """Raises DatasetError, on all ranks, at the end of a run of which too many rows were unusable."""
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
         """Scores on held-out data; all ranks call it."""
+        raise NotImplementedError
 
     def questions(self, count: int) -> list[Question]:
         """Held-out questions for sample answers, always the same; fewer where there are no more."""
+        raise NotImplementedError
 
     def note(self, parts: list[dict[str, Tensor]]) -> None:
         """See what a step's micro-batches have to log, once the device has ended it. A ValueError stops the
@@ -170,3 +178,4 @@ class Task(Protocol):
 
     def training_data(self, step: int) -> str:
         """A description of the data of `step` steps, for the model card."""
+        raise NotImplementedError

@@ -21,10 +21,9 @@ from data.processor import EncodedConversation
 from generation.options import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
-from inference.attribution.attention import attention_steps, check_attention
-from inference.attribution.draw import draw_maps
-from inference.attribution.occlusion import occlusion_steps
-from inference.attribution.teacher_forcing import answer_words
+from inference.attribution.attention import check_attention
+from inference.attribution.draw import STEPS, draw_maps
+from inference.attribution.teacher_forcing import ForcedAnswer, answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import Ticket
 from web.errors import Refused
@@ -69,16 +68,9 @@ class Maps:
         """None after each step, and at last the answer with its maps and words."""
         if not (words := tuple(answer_words(checkpoint, ids))):
             raise RequestError("the answer has no word to draw a map for")
-        steps = attention_steps if self._method == "attention" else occlusion_steps
-        looking = steps(checkpoint, self._images, self._question, ids, tiled=self._tiled)
-        while True:
-            try:
-                next(looking)
-            except StopIteration as end:
-                answer = checkpoint.pixels(self._row).whole(answer_text(checkpoint, ids))
-                yield answer, end.value, words
-                return
-            yield None
+        forced = ForcedAnswer(checkpoint, self._images, self._question, ids, tiled=self._tiled)
+        maps = yield from STEPS[self._method](forced)
+        yield checkpoint.pixels(self._row).whole(answer_text(checkpoint, ids)), maps, words
 
     async def drawn(self, ticket: Ticket) -> dict[str, str]:
         """The answer and the sheet of its maps, which takes a second to draw: not in the model's thread."""

@@ -26,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from torch import OutOfMemoryError
@@ -37,6 +36,7 @@ from generation.options import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
+from inference.apart import Apart
 from inference.asking import requests_for
 from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
@@ -143,7 +143,7 @@ class Ticket:
         self.form: Form | None = None
         self.requests: list[Request] = []
         self.texts: dict[int, StopText] = {}
-        self.decoding = set[Popen[bytes]]()
+        self.decoding = set[Apart]()
         self._pieces = asyncio.Queue[Any]()
 
     def enter(self, engine: Engine) -> None:

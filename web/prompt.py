@@ -32,7 +32,7 @@ def prompt_of(
     processor, think = checkpoint.processor, isinstance(options.constraint, Think)
     if think:
         processor.chat.check_thinking(asked.thinks_by)
-    tools = asked.shown_tools if checkpoint.writes_json else ()
+    tools = asked.shown_tools if checkpoint.knows_tools else ()
     left, size, conversation = iter(shown), None, list[dict[str, Any]]()
     count = sum(one.name.startswith("video") for one in shown)
     with ExitStack() as videos:

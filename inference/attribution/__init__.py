@@ -1,4 +1,4 @@
-"""Where a checkpoint looked for an answer: by its decoder's attention, or by what it misses when greyed.
+"""Maps of where a checkpoint looked for an answer: its decoder's attention, or what it misses if greyed.
 
 What can be set stands here, where importing it needs no torch.
 """
@@ -13,7 +13,7 @@ SIGNATURE = "Ocelli: where did it look"  # in the PNGs, which may therefore be o
 
 
 def is_sheet(path: Path) -> bool:
-    """Whether a file is a PNG of these maps."""
+    """True of a PNG of these maps."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

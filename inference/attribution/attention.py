@@ -1,4 +1,4 @@
-"""Where the decoder's attention went, for each token of the answer.
+"""Maps of the decoder's attention, for each token of the answer.
 
     found = attention_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
     found.maps[0]                                       # (T, h, w): of the first image
@@ -11,9 +11,8 @@ it and computes no weights. What a head attends to is not why the answer came ou
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,19 +20,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.tiles import Visual
 from inference.attribution.teacher_forcing import (
     ForcedAnswer,
     Rope,
     Steps,
     drained,
     place_on_image,
-    saying,
     through_blocks,
 )
 from inference.checkpoint import Checkpoint, RequestError
 from models.config import TextConfig
-from models.language_model import Attention, LanguageModel
+from models.language_model import Attention, DecoderBlock, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -63,34 +60,21 @@ class AttentionMaps:
         return f"{share:.0%} of it on the image{'s' * (len(self.maps) > 1)}"
 
 
-def attention_maps(*arguments: Any, **more: Any) -> AttentionMaps:
-    """`attention_steps` to their end."""
-    return drained(attention_steps(*arguments, **more))
+def attention_maps(*question: Any, **more: Any) -> AttentionMaps:
+    """The maps of a `ForcedAnswer`, which these arguments make."""
+    return drained(attention_steps(ForcedAnswer(*question, **more)))
 
 
-def attention_steps(
-    checkpoint: Checkpoint,
-    images: Sequence[Any],
-    question: str,
-    answer_ids: Sequence[int],
-    system: str | None = None,
-    tiled: Sequence[Visual] | None = None,
-) -> Generator[tuple[int, int], None, AttentionMaps]:
-    """Each answer token's attention to the images' tokens, put in place on the images: at least one image,
-    anything that `load_image` takes, with `tiled` as in `ForcedAnswer`. A token's attention is that of the
-    position before it, which chose it. Yields (steps done, all steps), returns the maps.
-    """
-    check_attention(checkpoint)
-    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
-    tiles = sum(len(image.parts) for image in forced.tiled)
-    steps = tiles + len(checkpoint.model.language_model.layers)
-    features = yield from saying((0, steps), forced.features())
+def attention_steps(forced: ForcedAnswer) -> Steps[AttentionMaps]:
+    """Each answer token's attention to the images' tokens, put in place on the images. A token's attention is
+    that of the position before it, which chose it."""
+    check_attention(forced.checkpoint)
+    features = yield from forced.features()
     x = forced.embed(torch.cat(features)[None])
-    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, forced.places)
-    rows = yield from saying((tiles, steps), reading)
+    rows = yield from attention_rows(forced.checkpoint.model.language_model, x, forced.queries, forced.places)
     counts = [image.positions for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
-    cells = checkpoint.processor.images.cells
+    cells = forced.checkpoint.processor.images.cells
     maps = [place_on_image(weights, image, cells(image)) for weights, image in zip(by_image, forced.tiled)]
     return AttentionMaps(forced.images, [heat.cpu().numpy() for heat in maps])
 
@@ -99,16 +83,17 @@ def attention_steps(
 def attention_rows(
     language_model: LanguageModel, x: Tensor, queries: Sequence[int], places: Tensor | None = None
 ) -> Steps[Tensor]:
-    """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over the layers that have
+    """The attention of Q positions of a text, embedded as x (1, T, D), averaged over the layers that have
     attention and their heads: (Q, T) float32, rows of sum 1."""
     chosen = attending(language_model.config)
     positions = torch.as_tensor(list(queries), device=x.device)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
-    blocks = islice(through_blocks(language_model, x, places), max(chosen) + 1)
-    for index, (block, rope, x) in enumerate(blocks):
+
+    def see(index: int, block: DecoderBlock, rope: Rope, x: Tensor) -> None:
         if index in chosen:
-            total += _weights(block.self_attn, block.input_layernorm(x), rope, positions).mean(0)
-        yield
+            total.add_(_weights(block.self_attn, block.input_layernorm(x), rope, positions).mean(0))
+
+    yield from through_blocks(language_model, x, places, see)
     return total / len(chosen)
 
 

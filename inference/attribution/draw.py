@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from data.errors import replacing
 from inference.attribution import SIGNATURE
-from inference.attribution.attention import AttentionMaps, attention_maps
-from inference.attribution.occlusion import OcclusionMaps, occlusion_maps
-from inference.attribution.teacher_forcing import Word, answer_words
+from inference.attribution.attention import AttentionMaps, attention_steps
+from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
+from inference.attribution.teacher_forcing import ForcedAnswer, Steps, Word, answer_words, drained
 from inference.checkpoint import Checkpoint, RequestError
 
+STEPS: dict[str, Callable[[ForcedAnswer], Steps[AttentionMaps | OcclusionMaps]]]
+STEPS = {"attention": attention_steps, "occlusion": occlusion_steps}
 MAX_WORDS = 96  # nobody looks at more
 _MARGIN, _GAP = 40, 16
 _PAPER, _INK, _QUIET, _ANSWER = "#f3f4f6", "#111827", "#6b7280", "#b4235a"
@@ -80,15 +82,10 @@ def write_attribution(
     system: str | None,
 ) -> None:
     """Write the maps of an answer, by one of METHODS, as an image. Raises RequestError, OSError."""
-    words, about = answer_words(checkpoint, answer_ids), (checkpoint, images, question, answer_ids)
-    if not words:
+    if not (words := answer_words(checkpoint, answer_ids)):
         raise RequestError("the answer has no word to draw a map for")
-    found: AttentionMaps | OcclusionMaps
-    if method == "occlusion":
-        found = occlusion_maps(*about, system)
-    else:
-        found = attention_maps(*about, system)
-    save_signed(draw_maps(found, words, question), path)
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
+    save_signed(draw_maps(drained(STEPS[method](forced)), words, question), path)
 
 
 def save_signed(image: Image.Image, path: Path) -> None:

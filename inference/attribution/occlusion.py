@@ -1,4 +1,4 @@
-"""How much less likely an answer becomes when a part of an image is greyed.
+"""Maps of how much less likely an answer becomes when a part of an image is greyed.
 
     found = occlusion_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
     found.of([0, 1])[0]                 # (h, w): fall of the first two tokens' probability, first image
@@ -10,7 +10,7 @@ show falls with neither: a place without a fall may have been looked at.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -19,11 +19,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
-from data.tiles import Parts, Visual
-from inference.attribution.teacher_forcing import ForcedAnswer, Steps, saying
-from inference.checkpoint import Checkpoint
+from data.tiles import Parts
+from inference.attribution.teacher_forcing import ForcedAnswer, Steps, drained
 
 GREY = (127, 127, 127)
 WINDOW = 0.33  # of the longer side: hides most objects whole, and what shows beside less is not missed
@@ -43,7 +41,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class OcclusionMaps:
-    """What greying each of R regions does to an answer of T tokens.
+    """The log-probabilities of an answer of T tokens, with each of R regions greyed.
 
     images: N of them, upright RGB. shapes: (h, w) of each image's maps.
     regions: R windows, in cells.
@@ -99,31 +97,14 @@ class OcclusionMaps:
         return [(total / count).astype(np.float32) for total, count in zip(sums, counts)]
 
 
-def occlusion_maps(*arguments: Any, **more: Any) -> OcclusionMaps:
-    """`occlusion_steps` to their end, with a progress bar on stderr if that is a terminal."""
-    steps = occlusion_steps(*arguments, **more)
-    with tqdm(unit="window", disable=None, leave=False) as bar:
-        while True:
-            try:
-                done, bar.total = next(steps)
-                bar.update(done - bar.n)
-            except StopIteration as end:
-                return end.value
+def occlusion_maps(*question: Any, **more: Any) -> OcclusionMaps:
+    """The maps of a `ForcedAnswer`, which these arguments make."""
+    return drained(occlusion_steps(ForcedAnswer(*question, **more)))
 
 
-def occlusion_steps(
-    checkpoint: Checkpoint,
-    images: Sequence[Any],
-    question: str,
-    answer_ids: Sequence[int],
-    system: str | None = None,
-    tiled: Sequence[Visual] | None = None,
-) -> Generator[tuple[int, int], None, OcclusionMaps]:
-    """How much the answer's probability falls when a window is greyed, for windows all over the images, in
-    short steps: yields (windows done, all windows), returns the maps. Only the tiles that a window changes
-    are encoded again. Raises as `ForcedAnswer`.
-    """
-    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
+def occlusion_steps(forced: ForcedAnswer) -> Steps[OcclusionMaps]:
+    """The fall of the answer's probability when a window is greyed, for windows all over the images. Only
+    the tiles that a window changes are encoded again."""
     shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / WINDOW))
     for number, image in enumerate(forced.images):
         width, height = (max(1, min(side, round(cells * side / max(image.size)))) for side in image.size)
@@ -138,14 +119,12 @@ def occlusion_steps(
         box = _box(image, Region(number, 0, 0, min(_STEPS, height), min(_STEPS, width)), shapes[-1])
         sizes.append(f"{box[2]} x {box[3]} of {image.width} x {image.height} pixels")
     at_once = max(1, _POSITIONS_AT_ONCE // forced.queries.stop)
-    features = yield from saying((0, len(regions)), forced.features())
-    whole = torch.cat(features)[None]
-    (base,) = yield from saying((0, len(regions)), forced.log_probabilities(whole))
+    features = yield from forced.features()
+    (base,) = yield from forced.log_probabilities(torch.cat(features)[None])
     occluded: list[Tensor] = []
     for begin in range(0, len(regions), at_once):
-        done = begin, len(regions)
-        part = yield from saying(done, _without(forced, features, regions[begin : begin + at_once], shapes))
-        occluded.append((yield from saying(done, forced.log_probabilities(part))))
+        part = yield from _without(forced, features, regions[begin : begin + at_once], shapes)
+        occluded.append((yield from forced.log_probabilities(part)))
     setting = f"grey window of {' and '.join(dict.fromkeys(sizes))}, moved by half its side"
     falls = (base.double().cpu().numpy(), torch.cat(occluded).double().cpu().numpy())
     return OcclusionMaps(forced.images, shapes, regions, *falls, setting)

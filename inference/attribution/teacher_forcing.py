@@ -1,7 +1,7 @@
 """A question with a given answer: where its images' tokens lie, and how likely its own tokens are.
 
-All that takes long is done in short steps, none longer than a tile or a block of the decoder: a server gives
-others their turn between two of them. `drained` does the steps at once.
+All that takes long is done in short steps, none longer than a tile or a block of the decoder: a server
+answers others between two of them. `drained` does the steps at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from tqdm import tqdm
 
 from data.images import load_image
 from data.tiles import Cell, Parts, Visual
@@ -24,28 +25,19 @@ from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import At, DecoderBlock, LanguageModel, rope_tables
 
 T = TypeVar("T")
-P = TypeVar("P")
 Steps: TypeAlias = Generator[None, None, T]
 Rope: TypeAlias = tuple[Tensor, Tensor]
 
 
-def drained(steps: Generator[Any, None, T]) -> T:
-    """What steps return at their end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
-def saying(progress: P, steps: Generator[Any, None, T]) -> Generator[P, None, T]:
-    """Steps that yield this, whatever theirs yield."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-        yield progress
+def drained(steps: Steps[T]) -> T:
+    """The result of steps, which are counted on stderr meanwhile if that is a terminal."""
+    with tqdm(unit="step", disable=None, leave=False) as bar:
+        while True:
+            try:
+                next(steps)
+                bar.update()
+            except StopIteration as end:
+                return end.value
 
 
 class ForcedAnswer:
@@ -101,22 +93,20 @@ class ForcedAnswer:
         return (self._input_ids[0] == self.checkpoint.model.config.image_token_id).nonzero()[:, 0]
 
     def features(self) -> Steps[list[Tensor]]:
-        """Of each part of the images, (its positions, D): those that the answer was made from, where they are
-        still kept."""
-        kept = self.checkpoint.features
-        encode = lambda part: kept.encode(part, part.digests)[0]
-        return self.encode([image.parts for image in self.tiled], encode)
+        """Those of each part of the images, from which the answer was made."""
+        return self.encode([image.parts for image in self.tiled], keep=True)
 
     @torch.no_grad()
-    def encode(
-        self, images: Sequence[Parts], encode: Callable[[Parts], Sequence[Tensor]] | None = None
-    ) -> Steps[list[Tensor]]:
-        """Parts → features of each, every different part in a step. By default nothing is kept of them."""
-        encode = encode or self.checkpoint.model.encode_images
+    def encode(self, images: Sequence[Parts], keep: bool = False) -> Steps[list[Tensor]]:
+        """Parts → features of each, (its positions, D), every different part in a step. `keep`: as those of
+        answers are kept, so that what was encoded for them is not encoded again."""
+        kept, model = self.checkpoint.features, self.checkpoint.model
         parts, found = Parts.cat(images), dict[bytes, Tensor]()
         for place, digest in enumerate(parts.digests):
             if digest not in found:
-                found[digest] = encode(parts[place : place + 1])[0]
+                one = parts[place : place + 1]
+                encoded = kept.encode(one, one.digests)[0] if keep else model.encode_images(one)
+                found[digest] = encoded[0]
                 yield
         return [found[digest] for digest in parts.digests]
 
@@ -136,9 +126,9 @@ class ForcedAnswer:
 
     @torch.no_grad()
     def log_probabilities(self, features: Tensor) -> Steps[Tensor]:
-        """Of each answer token given those before it, (R, A) float32, for features (R, P, D)."""
+        """Those of each answer token, given the ones before it, (R, A) float32, for features (R, P, D)."""
         language_model = self.checkpoint.model.language_model
-        hidden = yield from saying(None, through_blocks(language_model, self.embed(features), self.places))
+        hidden = yield from through_blocks(language_model, self.embed(features), self.places)
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
         targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
         return scores.gather(2, targets)[..., 0]
@@ -146,10 +136,13 @@ class ForcedAnswer:
 
 @torch.no_grad()
 def through_blocks(
-    language_model: LanguageModel, x: Tensor, places: Tensor | None = None
-) -> Generator[tuple[DecoderBlock, Rope, Tensor], None, Tensor]:
-    """A whole text, embedded as x (B, T, D), through the decoder: yields each block with what goes into it,
-    and returns the hidden states (B, T, D). `places` are those of `ForcedAnswer`."""
+    language_model: LanguageModel,
+    x: Tensor,
+    places: Tensor | None = None,
+    see: Callable[[int, DecoderBlock, Rope, Tensor], None] = lambda *_: None,
+) -> Steps[Tensor]:
+    """The hidden states (B, T, D) of a whole text, embedded as x (B, T, D), a block in each step. `see` gets
+    each block's number, the block and its input. `places` are those of `ForcedAnswer`."""
     if not isinstance(language_model.layers[0], DecoderBlock):  # it runs as a whole
         return language_model(x, position_ids=places)[0]
     slots = torch.arange(x.shape[1], device=x.device)
@@ -158,7 +151,8 @@ def through_blocks(
     x, *deep = x.split(language_model.config.hidden_size, dim=-1)
     for index, block in enumerate(language_model.layers):
         assert isinstance(block, DecoderBlock), "layers are decoder blocks"
-        yield block, rope, x
+        see(index, block, rope, x)
+        yield
         x = block(x, None, At(rope, None, 0, len(slots), slots))
         if index < len(deep):
             x = x + deep[index]

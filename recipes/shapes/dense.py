@@ -1,4 +1,4 @@
-"""Dense targets of a drawing: what each patch of the image shows."""
+"""Where the things of a drawing lie, and what each patch of its image shows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,40 @@ from functools import lru_cache
 from operator import attrgetter
 
 import numpy as np
+from PIL import Image, ImageDraw
 
-from shapes.drawing import box_of, font_of, object_map
+from shapes.drawing import bounds_of, draw_shape, font_of
 from shapes.world import COLOURS, DIGITS, SHAPES
 
 KINDS = ("background", *SHAPES, *DIGITS, "word")  # kind_class indexes this
 NUM_KINDS = len(KINDS)
+
+
+def _to_fractions(aspect):
+    """Scales of an image of that shape squashed into 1 by 1."""
+    return 1.0, 1.0, min(1.0, 1 / aspect), min(1.0, aspect)
+
+
+def box_of(thing, aspect=1.0):
+    """(x1, y1, x2, y2) around a thing in fractions of the image's width and height, cut at its edges."""
+    return tuple(min(1.0, max(0.0, one)) for one in bounds_of(thing, _to_fractions(aspect)))
+
+
+def object_map(scene, columns, rows=0):
+    """uint8 (rows, columns), by default a square: 0 for background, else 1 + the index of the topmost thing.
+    The image is squashed into it."""
+    rows = rows or columns
+    x_scale, y_scale = _to_fractions(scene.aspect)[2:]
+    scales = (columns, rows, columns * x_scale, rows * y_scale)
+    ids = Image.new("L", (columns, rows))
+    draw = ImageDraw.Draw(ids)
+    for i, t in enumerate(scene.things, 1):
+        if t.kind == "shape":
+            draw_shape(draw, t, scales, i)
+        else:
+            x1, y1, x2, y2 = map(round, bounds_of(t, scales))
+            draw.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), fill=i)
+    return np.asarray(ids)
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from data.loader import outliving_signals
-from data.new_processor import build_tokenizer, make_processor
+from data.new_processor import make_processor
 from data.packing import IGNORE_INDEX, Batch, dense_mask
 from data.processor import Processor
 from families import FAMILIES
@@ -38,6 +38,7 @@ from models.vision_language_model import VisionLanguageModel, part_size
 from recipes.shapes.dense import NUM_KINDS
 from recipes.shapes.settings import ShapesConfig
 from recipes.shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
+from recipes.shapes.tokenizer import build_tokenizer
 from shapes import (
     COLOURS,
     MAX_THINGS,

@@ -7,10 +7,10 @@ import random
 
 from PIL import Image
 
+from recipes.shapes.__main__ import samples_parser, write_samples
 from recipes.world.drawings import paint, random_aspect, sample_drawing
 from recipes.world.places import ask_absent, ask_place
 from shapes import QA, sample_questions
-from shapes.__main__ import samples_parser, write_samples
 
 
 def main(arguments: list[str] | None = None) -> None:

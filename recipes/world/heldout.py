@@ -12,6 +12,7 @@ from functools import partial
 
 from PIL import Image
 
+from recipes.shapes.dense import box_of
 from recipes.world import looks, signs
 from recipes.world.asking import as_json, ask_both, ask_more, ask_of_one
 from recipes.world.drawings import one_thing, paint, random_aspect, sample_drawing, weather
@@ -20,7 +21,6 @@ from recipes.world.places import ask_absent, ask_place, follow_up, is_there
 from recipes.world.renderers import drawable, render_matplotlib, render_svg
 from recipes.world.scene import REFUSAL, Thing
 from recipes.world.wording import ask_outside
-from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, SHAPES, Scene
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 
 from data.boxes import COORDINATES, Box, Point
+from recipes.shapes.dense import box_of
 from recipes.world.scene import ABSENT, Thing
-from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene
 

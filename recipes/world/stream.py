@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.packing import IGNORE_INDEX, dense_mask
 from families.idefics3 import IdeficsImages
-from recipes.shapes.dense import DENSE, dense_map, letter_edges, owners
+from recipes.shapes.dense import DENSE, box_of, dense_map, letter_edges, owners
 from recipes.shapes.questions import ask_list, meant
 from recipes.shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamConfig
 from recipes.world import asking, looks
@@ -28,7 +28,6 @@ from recipes.world.places import ask_absent, ask_absent_place, ask_everything, a
 from recipes.world.scene import NO_IMAGE, REFUSAL
 from recipes.world.wording import ask_outside, reword
 from shapes import ask, sample_questions, sample_scene
-from shapes.drawing import box_of
 from shapes.world import MAX_THINGS, QA, Scene, Thing
 
 # Families are drawn from this list, which names more often what takes longer to learn.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from data.new_processor import SPECIAL_TOKENS, with_roles
+from data.new_processor import SPECIAL_TOKENS
+from recipes.shapes.tokenizer import with_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -18,7 +18,12 @@ from data.packing import dense_mask
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
-from recipes.shapes.dense import DENSE, dense_map  # noqa: E402
+from recipes.shapes.dense import (  # noqa: E402
+    DENSE,
+    box_of,
+    dense_map,
+    object_map,
+)
 from recipes.shapes.training import chat_pieces  # noqa: E402
 from recipes.world import faces, heldout, looks, outside, places, renderers, wording  # noqa: E402
 from recipes.world.__main__ import main  # noqa: E402
@@ -30,8 +35,6 @@ from recipes.world.scene import ABSENT, NO_IMAGE, REFUSAL, Thing  # noqa: E402
 from recipes.world.stream import ALONE, WorldStream, WorldStreamConfig, branch_mask, place_of  # noqa: E402
 from recipes.world.training import number_loss, spread  # noqa: E402
 from recipes.world.vocabulary import build_tokenizer  # noqa: E402
-from shapes import object_map  # noqa: E402
-from shapes.drawing import box_of  # noqa: E402
 from shapes.questions import ask, reading_order, sample_questions  # noqa: E402
 from shapes.world import COLOURS, DIGITS, MAX_THINGS, QA, SHAPES, Background, Scene  # noqa: E402
 

@@ -17,13 +17,14 @@ from data.packing import IGNORE_INDEX
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib", "segno")]
 
+from recipes.shapes.dense import object_map  # noqa: E402
 from recipes.shapes.training import chat_pieces  # noqa: E402
 from recipes.world import asking, faces, forms, looks, signs  # noqa: E402
 from recipes.world.drawings import one_thing, random_aspect, sample_drawing, sample_words  # noqa: E402
 from recipes.world.painting import render  # noqa: E402
 from recipes.world.scene import REFUSAL, Thing  # noqa: E402
 from recipes.world.stream import WorldStream, WorldStreamConfig  # noqa: E402
-from shapes.drawing import corners, object_map, scales_of  # noqa: E402
+from shapes.drawing import corners, scales_of  # noqa: E402
 from shapes.questions import sample_questions  # noqa: E402
 from shapes.world import COLOURS, QA, REACH, SHAPES, Scene  # noqa: E402
 

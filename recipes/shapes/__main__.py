@@ -1,4 +1,4 @@
-"""Write sample images with rows for train.py, and print their questions: python -m shapes --out DIR."""
+"""Write sample images with rows for train.py, and print questions: python -m recipes.shapes --out DIR."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRINTED = 8  # images whose questions are printed
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = samples_parser("python -m shapes")
+    parser = samples_parser("python -m recipes.shapes")
     parser.add_argument("--size", type=int, default=256, help="side of an image in pixels (default 256)")
     parser.add_argument(
         "--families",

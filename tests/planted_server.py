@@ -2,7 +2,7 @@
 
     with serving(checkpoint, "alpha on black") as url: ...
 
-Each fault is planted here in a way of its own, not with what the doctor tries.
+Each fault is planted here in a way of its own, not with what `prove` tries.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def read_messages(messages: list[dict], fault: str) -> list[dict]:
         if fault == "images turned around":
             last = [part for part in parts if part["type"] == "image"]
             parts = [last.pop() if part["type"] == "image" else part for part in parts]
+        if fault == "second image dropped":
+            first = next((part for part in parts if part["type"] == "image"), None)
+            parts = [part for part in parts if part["type"] != "image" or part is first]
         if fault == "images first":
             parts.sort(key=lambda part: part["type"] == "text")
         if fault == "text stripped":

@@ -1,10 +1,16 @@
-"""A nanoVLM checkpoint's processor in transformers' Idefics3 form.
+"""nanoVLM checkpoints of any generation as transformers' Idefics3: weights, processor, prompts.
 
-    hf_processor = as_idefics(folder)  # tokenizer, images and chat template of a nanoVLM folder
+Token ids stay what they are; weights need more than other names:
+- Pixels. nanoVLM's run from 0 to 1, Idefics3's from -1 to 1. The difference goes into the first convolution,
+  W x + b = (W / 2)(2 x - 1) + (b + sum(W) / 2): halves and doubles are exact, the bias is rounded once.
+  (Pixels of 0 to 1 would do in transformers too, but for black tiles: all zeros there, as padding is.)
+- Placeholders. nanoVLM v0.1 has none; in transformers' layout `<image>` needs a row, and its processor three
+  more names. Ids beyond the vocabulary get rows that are the mean of the old ones: their logits are means of
+  logits, so no greedy answer changes.
 
-Token ids stay what they are. What stands in front of a question does not: Idefics3's processor names the
-tiles first and the whole image last, nanoVLM the other way round and with no `<fake_token_around_image>`.
-The two also resample differently. So a converted model sees prompts that it was not trained with.
+What stands in front of a question does not stay: Idefics3's processor names the tiles first and the whole
+image last, nanoVLM the other way round and with no `<fake_token_around_image>`. The two also resample
+differently. So a converted model sees prompts that it was not trained with (`NOTE`).
 """
 
 from __future__ import annotations
@@ -13,8 +19,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL.Image import Resampling
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +32,15 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.processor import Processor
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer
-from families.nanovlm import NanoVLMImages
+from families import family_of, idefics3
+from families.nanovlm import NAME, NanoVLMImages
+from models.checkpoints.backbones import with_mean_rows
+
+NOTE = (
+    "note: transformers' processor names tiles first and the whole image last, nanoVLM the other way "
+    "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
+    "training"
+)
 
 _ROLES = {
     "image_token": IMAGE,
@@ -53,6 +70,34 @@ _PARTS_TO_TEXT = (
 )
 
 
+def recognises(config: Mapping) -> bool:
+    """Whether a config.json is nanoVLM's."""
+    family = family_of(config)
+    return family is not None and family.NAME == NAME
+
+
+@torch.no_grad()
+def rewrite(model: Any, processor: Idefics3Processor | None) -> None:
+    """Make a nanoVLM model one of Idefics3's layout, for this processor if there is one."""
+    convolution = model.vision_model.patch_embedding
+    weight = convolution.weight.data
+    convolution.bias.data += (0.5 * weight.sum((1, 2, 3), dtype=torch.float64)).to(weight.dtype)
+    convolution.weight.data = 0.5 * weight
+
+    config, language_model = model.config, model.language_model
+    image_token_id = config.image_token_id if processor is None else processor.image_token_id
+    rows = max(
+        config.text.vocab_size, image_token_id + 1, 0 if processor is None else len(processor.tokenizer)
+    )
+    if more := rows - config.text.vocab_size:
+        embedding, head = language_model.embed_tokens, language_model.lm_head
+        embedding.weight = with_mean_rows(embedding.weight, more, torch.float64)
+        tied = config.tie_word_embeddings
+        head.weight = embedding.weight if tied else with_mean_rows(head.weight, more, torch.float64)
+    text = replace(config.text, vocab_size=rows)
+    model.config = replace(config, text=text, family=idefics3.NAME, image_token_id=image_token_id)
+
+
 def as_idefics(folder: str | Path) -> Idefics3Processor:
     """transformers' processor for a nanoVLM checkpoint of any generation.
 
@@ -77,7 +122,7 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
     template = template.replace(images.image_token, IMAGE)  # which v0.1's has
     return Idefics3Processor(
         # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
-        # converted model's first convolution is made for that (`tools.convert`), since an
+        # converted model's first convolution is made for that (`rewrite`), since an
         # all-black tile must not become all zeros, which transformers takes for padding.
         Idefics3ImageProcessorPil(
             size={"longest_edge": images.longest_side},
