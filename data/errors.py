@@ -91,7 +91,7 @@ def nearest_file(path: str | os.PathLike, alike: float = ALIKE, folders: bool = 
     """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name beside it
     that is most like it (difflib's ratio is `alike` or more, without their endings, which files share), or
     ""; it may be that of a folder where those are wanted, too."""
-    given = Path(expanded(os.fspath(path)))
+    given = Path(os.path.expanduser(path))
     try:
         with os.scandir(given.parent) as listed:
             beside = [Path(one) for one in islice(listed, 2_000) if folders or one.is_file()]
@@ -116,7 +116,7 @@ def check_rows_path(path: str) -> None:
             said = f"expected an address that can be read here ({one_line(error)})"
             raise DatasetError(f"{path}: {said}") from error
         return
-    local = Path(expanded(path))
+    local = Path(os.path.expanduser(path))
     if local.is_file() and local.suffix not in ROWS:
         got = local.suffix or "no ending"
         raise DatasetError(f"{path}: expected files that end in one of {', '.join(ROWS)}, got {got}")
@@ -125,11 +125,3 @@ def check_rows_path(path: str) -> None:
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
         hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
         raise DatasetError(f"{path}: no such file or folder{hint}")
-
-
-def expanded(path: str) -> str:
-    """A path with ~ spelled out; as it is where that is nobody's home, or no name that anybody can have."""
-    try:
-        return os.path.expanduser(path)
-    except ValueError:  # a NUL
-        return path

@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from data.errors import expanded, nearest_file
+from data.errors import nearest_file
 from inference.errors import RequestError
 from inference.flags import lost
 from inference.results import ResultsFile
@@ -117,7 +117,7 @@ class Questions:
 # ------------------------------------------------------------------------------------- lines of a file
 def is_lines(names: Sequence[str]) -> bool:
     """Whether the names of a batch are one file of questions, and not images."""
-    path = expanded(names[0])
+    path = os.path.expanduser(names[0])
     is_file = os.path.lexists(path) and not os.path.isdir(path) and not _is_image(path)
     return len(names) == 1 and (is_file or path.endswith(".jsonl"))
 
@@ -158,7 +158,11 @@ def questions_of_images(
     folder, with #1, #2, ... where there are several questions. Raises RequestError where there is no image.
     """
     unread: list[OSError] = []
-    folder = expanded(names[0]) if len(names) == 1 and os.path.isdir(expanded(names[0])) else ""
+    folder = (
+        os.path.expanduser(names[0])
+        if len(names) == 1 and os.path.isdir(os.path.expanduser(names[0]))
+        else ""
+    )
     name = names[0] if len(names) == 1 else f"{len(names)} names"
     paths = {path for one in names for path in _found(one, unread)}
     if folder:
@@ -178,7 +182,7 @@ def questions_of_images(
 
 def _found(name: str, unread: list[OSError]) -> Iterator[str]:
     """The images that one name means."""
-    path = os.path.normpath(expanded(name))
+    path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
         raise RequestError(f"{name!r}: no such file or folder{lost(name)}")
     if not os.path.isdir(path):

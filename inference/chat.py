@@ -26,7 +26,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.errors import expanded, replacing
+from data.errors import replacing
 from data.tiles import Visual
 from generation.options import MAX_SEED, GenerationOptions
 from inference.checkpoint import Checkpoint, RequestError
@@ -213,7 +213,7 @@ class Chat:
         log("the model thinks before it answers" if most else "the model answers at once")
 
     def _save(self, argument: str) -> None:
-        path = Path(expanded(path_of(argument)))
+        path = Path(os.path.expanduser(path_of(argument)))
         save_transcript(self.conversation, path)
         log(f"saved to {path}")
 
@@ -236,7 +236,7 @@ def path_of(argument: str) -> str:
     """A path as typed, or as a terminal writes a dropped file: quoted, with escaped spaces, or as a URL."""
     if "\0" in argument:
         raise RequestError(f"expected a path, got {argument!r}")
-    if os.path.exists(expanded(argument)):
+    if os.path.exists(os.path.expanduser(argument)):
         return argument
     try:
         words = shlex.split(argument)
@@ -252,7 +252,7 @@ _WORD = re.compile(r"""\s*((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+)(?=\s|$)
 def dropped(line: str) -> tuple[list[str], str]:
     """The images that a line begins with, as `path_of` reads them, and what is left of it. A question may
     begin with a word that is the name of a file; a line that is nothing else is that file."""
-    if os.path.isfile(expanded(path := path_of(line.strip()))):
+    if os.path.isfile(os.path.expanduser(path := path_of(line.strip()))):
         return [path], ""
     names: list[str] = []
     while (found := _WORD.match(line)) and is_image_name(path := path_of(found[1])):
@@ -341,5 +341,5 @@ def as_markdown(conversation: Conversation) -> str:
 
 def place(image: Visual) -> str:
     """The URL of an image, or its absolute path."""
-    path = expanded(image.name)
+    path = os.path.expanduser(image.name)
     return os.path.abspath(path) if os.path.isfile(path) else image.name

@@ -44,7 +44,6 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
-from data.errors import expanded
 from generation import memory
 from generation.fast.native.build import cache_folder, digest_of, processor
 from generation.fast.native.panels import (
@@ -151,7 +150,7 @@ def make_room(folder: Path, ending: str, most: int) -> int:
 def own_folder(folder: str | Path) -> Path:
     """A folder that is this user's alone, made if need be; what a link leads to, so that it cannot lead
     elsewhere later. Raises RequestError where others may write to it, as answers are computed from it."""
-    path = Path(expanded(os.fspath(folder))).absolute()
+    path = Path(os.path.expanduser(os.fspath(folder))).absolute()
     if path.exists() and not path.is_dir():
         raise RequestError(f"{path}: expected a folder for kept prefixes, got a file")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -569,13 +569,13 @@ def test_what_cannot_be_asked_for_is_refused(served):
     called["tool_calls"][0]["function"]["arguments"] = "[1"
     for param, fields in (
         ("tools", {"tools": TOOLS + TOOLS}),
-        ("tools[0].function.name", {"tools": function(name="a b")}),
-        ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools[0]", {"tools": function(name="a b")}),
+        ("tools[0]", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         ("tools", {"tools": function(parameters={"type": "object", "properties": {"a": {"type": "no"}}})}),
-        ("tools[0].function", {"tools": function(parameters={"type": "string"})}),
+        ("tools[0]", {"tools": function(parameters={"type": "string"})}),
         ("tool_choice", {"tools": [], "tool_choice": "required"}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "other"}}}),
-        ("messages[0]", {"messages": [called]}),
+        ("messages[0].tool_calls[0]", {"messages": [called]}),
         ("functions", {"functions": [PAINT]}),
     ):
         for stream in (False, True):

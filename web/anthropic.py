@@ -19,7 +19,7 @@ from web.errors import Refused, unexpected
 NAMES = ("system", "stop_sequences", "thinking", "output_config", "tools", "tool_choice", "messages")
 BACK = {"stop": "stop_sequences", "response_format": "output_config.format", "reasoning_effort": "thinking"}
 BACK |= {"thinking_token_budget": "thinking.budget_tokens"}
-ABSENT = ("n", "pick", "logprobs", "top_logprobs")
+ABSENT = ("n", "logprobs", "top_logprobs")
 ENDINGS = {"length": "max_tokens", "tool_calls": "tool_use"}
 KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 

@@ -10,7 +10,6 @@ from typing import Any
 from inference.boxes import located
 from inference.checkpoint import Checkpoint
 from inference.coordinates import PixelText
-from inference.votes import pick
 from web.blocks import Blocks, Delta, Logged, tool_call
 from web.engine import Ticket
 from web.protocol import ChatRequest, StreamOptions
@@ -117,25 +116,7 @@ class Completion:
                 entries = {"content": logged[delta.answer], "refusal": None}
                 choice = {"index": delta.answer, "message": message, "finish_reason": delta.finish}
                 choices.append(choice | {"logprobs": entries if self._asked.logprobs else None})
-        more = {"usage": self._usage()}
-        if self._asked.pick:
-            more["picked"] = self._pick(choices, self._asked.pick)
-        return self._object("chat.completion", choices, **more)
-
-    def _pick(self, choices: list[dict[str, Any]], by: str) -> dict[str, Any]:
-        """Put the answer that is picked first, before the others in the order of their seeds, each with its
-        confidence. Returns what `pick` says of them in this order."""
-        for choice, confidence in zip(choices, self._ticket.confidences, strict=True):
-            choice["confidence"] = confidence
-
-        def picked() -> dict[str, Any]:
-            texts = [choice["message"]["content"] for choice in choices]
-            return pick(texts, [choice["confidence"] for choice in choices], by)
-
-        choices.insert(0, choices.pop(picked()["number"]))
-        for index, choice in enumerate(choices):
-            choice["index"] = index
-        return picked()
+        return self._object("chat.completion", choices, usage=self._usage())
 
     def _chunk(
         self, delta: Delta, said: dict[str, Any], logged: Sequence[Any] = (), finish: str | None = None

@@ -113,8 +113,8 @@ class Ticket:
     then: other work in the model's thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out as `Piece.made`.
 
-    finish_reasons: of each answer, "stop" or "length", at the end; confidences: where the options ask for
-        them, of those that no stop string ended; decided: what `inference.decide.decided` says of each.
+    finish_reasons: of each answer, "stop" or "length", at the end; decided: what `inference.decide.decided`
+        says of each.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     completion_tokens: of the answers, and reasoning_tokens: those of them that were thinking.
     first_token_seconds: from the arrival; None before it.
@@ -132,7 +132,6 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self.finish_reasons = [""] * self.answers
-        self.confidences: list[float | None] = [None] * self.answers
         self.decided: list[dict[str, Any]] = [{}] * self.answers
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.first_token_seconds: float | None = None
@@ -445,7 +444,6 @@ class Engine:
         else:
             self._show(ticket, text.put([], None if ticket.logprobs is None else [], last=True))
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
-            ticket.confidences[number] = event.confidence
             ticket.decided[number] = decided(ticket.form, event.decision)
         del ticket.texts[number]
         if not ticket.texts and ticket.then is not None:

@@ -9,7 +9,9 @@ refused is a `Refused`: what was wrong, in which field.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -206,23 +208,16 @@ class StructuredOutputs(Strict):
         raise RequestError("expected one of choice, json, json_object, regex and grammar")
 
 
-class FunctionDefinition(Strict):
-    """`strict` changes nothing: arguments always fit the schema."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _has_an_object(self) -> FunctionDefinition:
-        if (self.parameters or {}).get("type", "object") != "object":
-            raise ValueError("expected parameters of type 'object'")
-        return self
-
-
-class ToolDefinition(Strict):
-    type: Literal["function"]
-    function: FunctionDefinition
+def _tool(value: Any) -> Tool:
+    """A function that may be called. `strict` changes nothing: arguments always fit the schema."""
+    match value:
+        case {"type": "function", "function": {"name": str(name)} as about}:
+            description, parameters = about.get("description"), about.get("parameters")
+            typed = isinstance(description, str | None) and isinstance(parameters, dict | None)
+            named = re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name)
+            if typed and named and (parameters or {}).get("type", "object") == "object":
+                return Tool(name, description, parameters)
+    raise ValueError("expected a function: a name of A-Z a-z 0-9 _ . -, and parameters of type 'object'")
 
 
 class StreamOptions(Strict):
@@ -251,7 +246,6 @@ class ChatRequest(Sampled, Strict):
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     n: Annotated[int, Field(ge=1)] = 1
-    pick: Literal["vote", "confidence"] | None = None  # Ocelli's own: see `inference.votes`
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1000)]],
         Field(max_length=4),
@@ -263,7 +257,7 @@ class ChatRequest(Sampled, Strict):
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[Any, AfterValidator(_tool)]], Field(max_length=MOST_TOOLS)] = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -275,9 +269,6 @@ class ChatRequest(Sampled, Strict):
     def _go_together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: expected with logprobs only")
-        # Only whole answers have a confidence, and only words are alike.
-        if self.pick and (self.n < 2 or self.stream or self.stop or self.tools):
-            raise ValueError("pick: expected with n of 2 or more, without stream, stop and tools")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
@@ -289,10 +280,10 @@ class ChatRequest(Sampled, Strict):
         texts = [part.text or "" for one in self.messages for part in one.parts]
         texts += [one.reasoning_content or "" for one in self.messages]
         texts += [call.name + call.arguments for one in self.messages for call in one.tool_calls]
-        length = sum(map(len, [*texts, *(tool.model_dump_json() for tool in self.tools)]))
+        length = sum(map(len, [*texts, *(json.dumps(tool.shown) for tool in self.tools)]))
         if length > LONGEST_TEXT:
             raise ValueError(f"messages: expected at most {LONGEST_TEXT:,} characters, got {length:,}")
-        names = [tool.function.name for tool in self.tools]
+        names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise ValueError("tools: expected different names")
         must, _, chosen = self._choice
@@ -309,7 +300,7 @@ class ChatRequest(Sampled, Strict):
             case "none":
                 return False, several, set()
             case "auto" | "required" as mode:
-                return mode == "required", several, {one.function.name for one in self.tools}
+                return mode == "required", several, {one.name for one in self.tools}
             case {"type": "function", "function": {"name": str(name)}}:
                 return True, False, {name}
             case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}}:
@@ -322,8 +313,7 @@ class ChatRequest(Sampled, Strict):
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
         """Those that the prompt speaks of."""
-        functions = [one.function for one in self.tools if self._choice[2]]
-        return tuple(Tool(one.name, one.description, one.parameters) for one in functions)
+        return tuple(self.tools) if self._choice[2] else ()
 
     @property
     def top(self) -> int | None:
@@ -383,8 +373,9 @@ class ChatRequest(Sampled, Strict):
         if logged > MOST_LOGGED:
             most_logged = f"at most {MOST_LOGGED:,} log-probabilities of all tokens"
             raise unexpected("top_logprobs", f"{most_logged}, got {logged:,}")
-        sampling |= {"num_return_sequences": self.n, "confidence": self.pick is not None}
-        return GenerationOptions(max_new_tokens=most, constraint=think, **sampling)
+        return GenerationOptions(
+            max_new_tokens=most, constraint=think, num_return_sequences=self.n, **sampling
+        )
 
 
 def read_json(text: str | bytes) -> Any:

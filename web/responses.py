@@ -40,7 +40,7 @@ NAMES = (
 )  # fmt: skip
 BACK = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 BACK |= {"max_completion_tokens": "max_output_tokens"}
-ABSENT = ("background", "conversation", "prompt", "n", "pick")
+ABSENT = ("background", "conversation", "prompt", "n")
 LOGPROBS = "message.output_text.logprobs"
 FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
