@@ -13,12 +13,18 @@ row and gives the logits of the first new token. A token is chosen from logits, 
 last token is never fed, and takes no slot.
 
 Rows of one length share an int `start_pos` and need no mask anywhere. Rows of different lengths have a tensor
-(B,) of them. The slots after the end of a shorter row may hold garbage that no query sees: prefill is causal,
-and each slot is overwritten by the step that first looks at it. A row that has ended is computed on with the
-others, in vain, until the last one ends.
+(B,) of them. The slots after the end of a shorter row may hold garbage, of its padding, that no query of a
+token sees: prefill is causal, and each slot is overwritten by the step that first looks at it. Layers that
+keep running sums get each row's length, and add no padding to them. A row that has ended is computed on with
+the others, in vain, until the last one ends.
 
+Where images have rotary places of their own (Qwen-VL), the place of a token after the prompt is its slot plus
+an `offset` of its row; elsewhere the offset is 0.
+
+A grammar or another constraint of a row (`protocol.Constraint`) enters in `choose`, before a token is drawn.
 `generation/scheduler.py` runs the same steps and the same `choose` for rows that come and go, with prompts
-that share what they have in common, proposed tokens that are verified together, and GPUs that run ahead.
+that share what they have in common and GPUs that run ahead. Tokens that a row's proposer
+(`protocol.Proposer`) guesses are verified there, several in one pass; the loop here decodes one at a time.
 """
 
 from __future__ import annotations
@@ -52,11 +58,19 @@ def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = N
         end = min(start + chunk, longest)
         lengths = [min(max(length - start, 0), end - start) for length in prompt.lengths]
         part = None if places is None else places[:, :, start:end]
-        ended = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, part)
-        ends = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]
-        logits = ended if logits is None else torch.where(kv.to_device(ends, ended.device), ended, logits)
+        here = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, part)
+        # A row's logits mean something in the chunk that has its last position: those are kept.
+        ends_here = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]
+        logits = here if logits is None else torch.where(kv.to_device(ends_here, here.device), here, logits)
     assert logits is not None, "a prompt has a position"
     return logits
+
+
+def decode_one(
+    step: Step, token: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+) -> Tensor:
+    """Feed a token of each row (B, 1) at its next slot: logits (B, V) of the token after it."""
+    return step(token, kv_cache, start_pos, offset)
 
 
 @torch.no_grad()
@@ -80,7 +94,7 @@ def decode_n(
         yield ids
         if all(row.stop_reason for row in rows):
             return
-        logits = step(chosen.token, kv_cache, start_pos, offset)
+        logits = decode_one(step, chosen.token, kv_cache, start_pos, offset)
         start_pos = start_pos + 1
 
 

@@ -42,7 +42,9 @@ Layout = Sequence[Mapping[str, Kept]]  # of each layer, by name
 
 STEP = 1024  # slots by which a buffer grows
 STATES = frozenset({"state", "recent", "inputs"})
-# Slots after which a state is kept. A pass may compute half as many tokens of a row in vain.
+# How many slots back a running sum can go: it stands in the cache as it was at the last two multiples of
+# this, with what came since, of which it is summed anew (`models/gated_delta.py`). Of the tokens that one
+# pass computes for a row at most half as many may be rejected.
 STATE_WINDOW = 16
 
 
@@ -162,7 +164,7 @@ def copy(source: KVCache, target: KVCache) -> None:
 
 
 def fork(kv_cache: KVCache, length: int, n: int, capacity: int) -> KVCache:
-    """A new cache with the first `length` slots of every row n times in a row: (B, …) -> (B · n, …)."""
+    """A new cache, the first `length` slots of every row n times side by side: (B, …) -> (B · n, …)."""
     forked = [
         {name: tensor.repeat_interleave(n, 0) for name, tensor in layer.items()}
         for layer in view(kv_cache, length)

@@ -5,9 +5,11 @@
     chosen.read()                                      # waits for it, and notes it in the rows
     rows[0].tokens, rows[0].stop_reason
 
-`choose` is three steps: constraints mask the logits, a token is drawn from what is left (`draws.py`), and
-what was asked about its probability is reported (`confidence.py`). It reads nothing back from the device, so
-that the next step may run before its tokens are read.
+`choose` is three steps: constraints mask the logits, a token is drawn from what is left (`draws.py`:
+penalties, temperature, top-k, top-p and min-p, in this order, then one random number), and what was asked
+about its probability is reported (`confidence.py`). The random number is a hash of the row's own seed and of
+how many it has drawn, so that a row's tokens do not depend on the others of its batch. `choose` reads nothing
+back from the device, so that the next step may run before its tokens are read.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Row:
     seed: of its random numbers; drawn with the first of them, unless it is given.
     constraint: what may come next (`generation.protocol.Constraint`); None allows every token.
     proposer: what proposes its next tokens (`generation.speculation`), if anything does.
-    tokens: those that were read, with the stop token; `launched` counts those that were chosen, which on a
-        GPU may be one more.
+    tokens: those that were read, with the stop token. `launched` counts those that were drawn, of which a GPU
+        may be one ahead: the number of the row's next random number.
     stop_reason: "" while it goes on; then "stop" (a stop token), "length" or "error", which is `error`.
     report: of its tokens' probabilities, where the options ask for them.
     """
@@ -63,7 +65,7 @@ class Row:
 
     @property
     def plain(self) -> bool:
-        """Whether `recordable` does all that it asks for."""
+        """True without constraint, log-probabilities and penalties: what a recorded GPU step can do."""
         return self.constraint is None and self.options.logprobs is None and not self.params.penalizes
 
     @property
@@ -199,7 +201,7 @@ def mask(rows: Sequence[Row], logits: Tensor, held: Sequence[tuple[int, Constrai
     best = logits.argmax(-1).tolist()
     for number, constraint in held:
         row = rows[number]
-        # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
+        # The likeliest token needs no mask where it is allowed, but for a confidence, which is among all allowed.
         argmax_only = row.params.likeliest and not row.options.confidence
         try:
             if not argmax_only or not constraint.allows(best[number]):
