@@ -13,13 +13,14 @@ import signal
 import sys
 
 import serve
+from messages import named
 
 FIRST_PORT, PORTS = 7860, 100
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = serve.build_parser()
-    parser.prog, parser.description = "app.py", __doc__
+    parser.prog, parser.description = named("app.py"), named(__doc__)
     parser.set_defaults(prog=parser.prog, port=None)
     settings = parser.parse_args(arguments)
     last = None if settings.port else FIRST_PORT + PORTS - 1

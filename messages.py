@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 
+COMMAND = ""  # `ocelli`, where it runs one of the programs
 LONGEST = 2_000  # characters of a message
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 ALIKE = 0.75  # of two names (difflib's ratio), one of which may be a slip for the other
@@ -25,6 +27,21 @@ def for_terminal(text: str) -> str:
     """A text that somebody else wrote, such as a model's answer, without control characters: whoever prints
     one passes it through here. Line breaks and tabs are text."""
     return text.translate(dict.fromkeys(CONTROL))
+
+
+def named(text: str) -> str:
+    """A text with the programs' names as the command `ocelli` has them, where it runs them."""
+    if not COMMAND:
+        return text
+    return re.sub(
+        r"(?:python )?(generate|serve|app|train)\.py|python -m (eval prove|eval|tools)", _named, text
+    )
+
+
+def _named(found: re.Match[str]) -> str:
+    own = {"generate": "", "app": " page", "tools": "", "eval prove": " prove"}
+    name = found[1] or found[2]
+    return COMMAND + own.get(name, f" {name}")
 
 
 def one_line(said: object, most: int = LONGEST) -> str:

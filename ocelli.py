@@ -17,6 +17,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import messages
 from models import __version__
 
 if TYPE_CHECKING:
@@ -83,5 +84,5 @@ def main() -> None:
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
         program = "generate"
-    sys.argv = ["ocelli", *arguments]
+    sys.argv[1:], messages.COMMAND = arguments, "ocelli"
     runpy.run_module(_BELOW + program, run_name="__main__", alter_sys=True)

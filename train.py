@@ -42,7 +42,7 @@ from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer
-from messages import counted, one_line
+from messages import counted, named, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.save import written
@@ -108,10 +108,10 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
         elif not isinstance(error, ValueError | OSError):
             raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
-        print(f"train.py: error: {reason}", file=sys.stderr)
+        print(named(f"train.py: error: {reason}"), file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks
     except KeyboardInterrupt:  # before there was anything to save, or a second time
-        print("train.py: interrupted", file=sys.stderr)
+        print(named("train.py: interrupted"), file=sys.stderr)
         sys.exit(130)
     finally:
         if ranks is not None:

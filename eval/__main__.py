@@ -46,7 +46,7 @@ from inference.flags import (
     model,
     positive,
 )
-from messages import one_line
+from messages import named, one_line
 from training.config import dataset_entries, read_datasets
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
@@ -224,12 +224,12 @@ def guarded(program: str, work: Callable[[], int | None], again: str = "") -> in
     try:
         return work() or 0
     except KeyboardInterrupt:
-        print(f"\n{program}: interrupted{again}", file=sys.stderr)
+        print(named(f"\n{program}: interrupted{again}"), file=sys.stderr)
         return 130
     except (ValueError, OSError, RuntimeError) as error:
         if not is_user_error(error):
             raise
-        print(f"{program}: error: {one_line(error)}", file=sys.stderr)
+        print(named(f"{program}: error: {one_line(error)}"), file=sys.stderr)
         return 2
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from data.errors import ImageError, nearest_file
 from inference.errors import check_text_only
 from inference.thinking import THINK_TOKENS
-from messages import did_you_mean, for_terminal, one_line, printable
+from messages import did_you_mean, for_terminal, named, one_line, printable
 from models import __version__
 from models.checkpoints.names import table
 from models.checkpoints.sources import check_has_config, last_name, open_files, repository
@@ -42,6 +42,9 @@ class Parser(argparse.ArgumentParser):
     others: tuple[str, ...] = ()  # what may be meant by an unknown option: names of commands
 
     def __init__(self, **options):
+        options |= {
+            name: named(text) for name, text in options.items() if name in ("prog", "description") and text
+        }
         super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
         version = f"%(prog)s (Ocelli) {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the version and exit")
@@ -209,7 +212,7 @@ def log_if_slow(program: str, model: str) -> Iterator[None]:
 
 def log(text: str) -> None:
     """Lines on stderr, none of which controls a terminal."""
-    print(for_terminal(text), file=sys.stderr, flush=True)
+    print(for_terminal(named(text)), file=sys.stderr, flush=True)
 
 
 def say(pieces: Iterable[str]) -> None:

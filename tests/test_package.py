@@ -91,6 +91,7 @@ def test_the_installed_package_has_one_name_and_answers_in_any_folder(built, tmp
     cup = str(ROOT / "assets" / "cup.png")
     assert run("ocelli", cup, "What is the printed word?", "--compile", "off").strip() == "cup"
     assert len(run("ocelli", "--help").splitlines()) < 24
+    assert "generate.py" not in run("ocelli", "ask", "--help")
     for command in (
         "ask",
         "chat",

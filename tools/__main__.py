@@ -23,7 +23,7 @@ from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, check_size
 from inference.flags import MODEL, Parser, check_image_name, check_model, dtype, model, positive
 from inference.results import to_json
-from messages import for_terminal, one_line
+from messages import for_terminal, named, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import check_repo_id
@@ -98,7 +98,7 @@ def convert(settings: argparse.Namespace) -> None:
 
 
 def note(text: str) -> None:
-    print(for_terminal(text), file=sys.stderr, flush=True)
+    print(for_terminal(named(text)), file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from data.errors import check_rows_path, nearest_file, replacing
-from messages import did_you_mean, one_line
+from messages import did_you_mean, named, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import check_repo_id
@@ -445,10 +445,10 @@ def parse_arguments(
 def _read_flags(kind: type[TrainConfig], arguments: list[str], description: str) -> dict[str, Any]:
     """The values of the flags that were given, as text, by setting."""
     parser = _Parser(
-        prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
+        prog=named("train.py"), usage=named("train.py [RECIPE.yaml] [flags]"), description=named(description),
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
+    parser.add_argument("--version", action="version", version=named(f"train.py (Ocelli) {__version__}"))
     types = typing.get_type_hints(kind) | typing.get_type_hints(PlanOptions)
     known = _fields(kind)
     for name, item in known.items():
@@ -525,7 +525,7 @@ def parse_command(
 
 
 def leave(error: Exception | str) -> typing.NoReturn:
-    print(f"train.py: error: {one_line(error)}", file=sys.stderr)
+    print(named(f"train.py: error: {one_line(error)}"), file=sys.stderr)
     sys.exit(2)
 
 
