@@ -18,16 +18,17 @@ EMBEDDED = str(DEFAULT_MODEL)
 STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
 
 
-def slow(folder: Path) -> Checkpoint:
-    """A checkpoint whose decode steps take their time, so that there is some to press a button in."""
-    checkpoint = open_checkpoint(str(folder), device="cpu")
-    step = Step(checkpoint.model.language_model)
+class SlowStep(Step):
+    """A decode step that takes its time, so that there is some to press a button in."""
 
-    def slowly(token_ids, kv_cache, start_pos):
+    def chunk(self, token_ids, kv_cache, start_pos, offset=0):
         time.sleep(STEP)
-        return step(token_ids, kv_cache, start_pos)
+        return super().chunk(token_ids, kv_cache, start_pos, offset)
 
-    return replace(checkpoint, fast=Fast(slowly, "slow"))
+
+def slow(folder: Path) -> Checkpoint:
+    checkpoint = open_checkpoint(str(folder), device="cpu")
+    return replace(checkpoint, fast=Fast(SlowStep(checkpoint.model.language_model), "slow"))
 
 
 def never_stopping(folder: Path) -> Path:
