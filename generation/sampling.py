@@ -201,7 +201,7 @@ def mask(rows: Sequence[Row], logits: Tensor, held: Sequence[tuple[int, Constrai
     best = logits.argmax(-1).tolist()
     for number, constraint in held:
         row = rows[number]
-        # The likeliest token needs no mask where it is allowed, but for a confidence, which is among all allowed.
+        # An allowed likeliest token needs no mask, but for its confidence, which is among all allowed ones.
         argmax_only = row.params.likeliest and not row.options.confidence
         try:
             if not argmax_only or not constraint.allows(best[number]):
