@@ -116,13 +116,13 @@ MAY_IMPORT = {
     "recipes": {"recipes", "eval"} | EVERYTHING_BELOW,
     GROUND_FLOOR: set(),
 }
-MOST_CONCEPTS = 45  # classes between a question and its answer
+MOST_CONCEPTS = 40  # classes between a question and its answer
 MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 
 
 # Lines of the product: what is neither a test, a recipe nor a benchmark. A commit may only lower it; a part
 # of the work that brings something says how many lines it is granted.
-TOTAL = 48_000
+TOTAL = 46_710
 CODE = {".py", ".c", ".h", ".js", ".css", ".html", ".jinja"}
 BESIDE = {"tests", "recipes", "benchmarks", "checkpoints", "notebooks"}
 
