@@ -14,11 +14,11 @@ import argparse
 import errno
 import logging
 import os
-import re
 import signal
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +142,14 @@ def listen(host: str, port: int, last: int | None = None) -> socket.socket:
 
 
 def origin(url: str) -> str:
-    """A site's address as browsers name it: in small letters, without a path. Raises ValueError."""
-    name = url.lower().rstrip("/")
-    if re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^][/?#@:*%\s]+)(:[0-9]{1,5})?", name):
-        return name
+    """A site's address as browsers name it. Raises ValueError."""
+    import httpx
+
+    with suppress(httpx.InvalidURL):
+        site = httpx.URL(url.lower().rstrip("/"))  # without the scheme's own port
+        same = site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}")
+        if same and not {*"*%"} & {*name} and (site.port or 0) < 2**16:
+            return name
     raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 
 

@@ -246,9 +246,13 @@ def _orientation(image: Image.Image) -> int:
         if image.format == "TIFF" and hasattr(image, "tag_v2"):
             found = image.tag_v2.get(_ORIENTATION)
         else:
-            if "exif" in image.info:
-                image.info["exif"] = image.info["exif"][:EXIF_HEAD]
-            found = Image.Image.getexif(image).get(_ORIENTATION)  # that of PNG would decode the pixels
+            head = (
+                Image.Image()
+            )  # the image itself may be somebody's; a PNG's own `getexif` decodes its pixels
+            head.info = dict(image.info)
+            if "exif" in head.info:
+                head.info["exif"] = head.info["exif"][:EXIF_HEAD]
+            found = head.getexif().get(_ORIENTATION)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 

@@ -46,6 +46,7 @@ _SHARDS = 16  # at least so many, so that as many workers can help, however smal
 _READING = "reading the data failed"
 _PATIENCE = 50  # bad or filtered rows after which a shard reports them although it has no sequence to give
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
+STREAM_ORDER = 2  # a number of the way in which blocks of a stream are shuffled, which a state goes on with
 _ESTIMATED_FROM = 1_000  # rows of an estimate of an epoch's length
 _COUNTED = 2_000  # rows up to which it is counted
 
@@ -534,7 +535,7 @@ class Loader:
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [[one.name, one.num_rows, one.weight] for one in sources],
             "streams (sections)": {
-                one.name: one.rows.identity for one in sources if isinstance(one.rows, Stream)
+                one.name: [STREAM_ORDER, one.rows.identity] for one in sources if isinstance(one.rows, Stream)
             },
         }
 

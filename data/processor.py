@@ -122,6 +122,10 @@ class Processor:
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 generation = opened.generation_config
+                if (order := generation.get("image_order")) not in (None, "first", "last"):
+                    raise PromptError(
+                        f"generation_config.json: image_order: expected first or last, got {order!r}"
+                    )
                 forms = coordinates_of(described, generation)
                 return cls(images, tokenizer, template, config, limits, forms, generation)
         except ProcessorError:

@@ -215,6 +215,13 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
         found.setdefault(known or ("" if file.parent == folder else name), []).append(file)
     if unnamed := found.pop("", []):
         found.setdefault(TRAIN, unnamed)
+    for split, several in found.items():  # a folder of just that name comes before files with it in theirs
+        exact = [
+            file
+            for file in several
+            if _SPLITS.get(file.parent.name.lower()) == split and file.parent != folder
+        ]
+        found[split] = exact or several
     return found
 
 
@@ -257,14 +264,16 @@ def _whole(file: LinesFile) -> Any:
     with file.open() as opened:
         first = next((line.lstrip() for line in opened if line.strip()), b"")
         is_list = first[:1] == b"["
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError):
             if not is_list and not {"images", "annotations"} <= {*json.loads(first)}:
                 return None
         opened.seek(0)
         try:
             whole = json.load(opened, object_hook=None if is_list else without_polygons)
-        except (ValueError, RecursionError):  # which lines are broken, whoever reads them says
-            return None
+        except (ValueError, RecursionError):
+            if is_list:
+                raise
+            return None  # which lines are broken, whoever reads them says
     return whole if isinstance(whole, list) else coco_rows(whole, file.name)
 
 

@@ -284,6 +284,12 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
     """A block in which any fault of the settings of images becomes a PromptError or ProcessorError."""
     if not settings["do_resize"]:
         raise ProcessorError("preprocessor_config.json: expected do_resize to be true")
+    for name in ("size", "max_image_size"):
+        for key, value in settings[name].items() if isinstance(settings.get(name), Mapping) else ():
+            if value is not None and (type(value) is not int or value < 1):
+                raise PromptError(
+                    f"image settings: {name}: {key}: expected a whole number above 0, got {value!r}"
+                )
     try:
         yield
     except (KeyError, ValueError, TypeError, ArithmeticError) as error:

@@ -65,7 +65,9 @@ def ask_each(
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
     images' features will be needed again, as by `inference.attribution`."""
     images = [visual for image in images for visual in checkpoint.processor.visuals(image)]
-    repeat = any(len({*visual.parts}) < len(visual.parts) for visual in images)  # frames of a video
+    # Frames of a video are often equal; a single image is not looked at.
+    parts = [visual.parts for visual in images if len(visual.parts) > 1]
+    repeat = any(len({*one.digests}) < len(one) for one in parts)
     keep = keep or repeat or len(questions) > 1 or checkpoint.prefixes is not None
     session = None
     if options.use_cache and (keep or options.lookup == "on"):  # of several answers too

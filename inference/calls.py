@@ -34,26 +34,40 @@ class CallPiece:
     ended: bool = False
 
 
-def arguments_in(layout: Layout, text: str) -> tuple[str, int]:
+@dataclass
+class Kept:
+    """What is certain of a call's arguments, however they go on: the JSON `made` of the text up to `at`; and
+    up to `seen`, within a value or an object, its `depth` and the bare `word` before the next mark. Reading
+    goes on there, so that a piece of long arguments takes no longer than one of short ones."""
+
+    made: str = ""
+    at: int = 0
+    seen: int = 0
+    depth: int = 0
+    word: str = ""
+
+
+def arguments_in(layout: Layout, text: str, kept: Kept) -> tuple[str, int]:
     """The JSON of the arguments that a text begins with, as far as it is certain while more of the text may
-    come; and their end in it, -1 before that."""
+    come; and their end in it, -1 before that. `kept` is of an earlier beginning of the text."""
     if layout.named is not None:
-        return _fields(layout, text)
+        return _fields(layout, text, kept)
     if layout.quote:
-        return _bare_object(layout.quote, text)
-    end = _value_end(text)
+        return _bare_object(layout.quote, text, kept)
+    end = _value_end(text, kept)
     return text if end < 0 else text[:end], end
 
 
-def _fields(layout: Layout, text: str) -> tuple[str, int]:
+def _fields(layout: Layout, text: str, kept: Kept) -> tuple[str, int]:
     schemas = {one.name: one.schema for one in layout.named or () if layout.ends}
-    made, at = "{", 0
-    while not text.startswith(layout.tail, at):
-        if not (begun := layout.begins.match(text, at)):
-            return made, -1
+    kept.made = kept.made or "{"
+    while not text.startswith(layout.tail, kept.at):
+        if not (begun := layout.begins.match(text, kept.at)):
+            return kept.made, -1
         known, at = kinds_of(schemas.get(begun[1], {})), begun.end()
-        made += f"{', ' * (made != '{')}{quoted(begun[1])}: "
-        end = text.find(layout.ends, at) if layout.ends else _value_end(text, at)
+        kept.seen = max(kept.seen, at)
+        made = f"{kept.made}{', ' * (kept.made != '{')}{quoted(begun[1])}: "
+        end = text.find(layout.ends, at) if layout.ends else _value_end(text, kept)
         if known == {"text"}:
             certain = len(text) - len(layout.ends) + 1 if end < 0 else end
             made += quoted(text[at:certain])[: -1 if end < 0 else None]
@@ -63,16 +77,17 @@ def _fields(layout: Layout, text: str) -> tuple[str, int]:
             made += quoted(value) if "text" in known and not is_scalar else literal(value)
         if end < 0:
             return made, -1
-        at = end + len(layout.ends)
-    return made + "}", at
+        kept.made, kept.at, kept.depth = made, end + len(layout.ends), 0
+        kept.seen = kept.at
+    return kept.made + "}", kept.at
 
 
-def _bare_object(quote: str, text: str) -> tuple[str, int]:
+def _bare_object(quote: str, text: str, kept: Kept) -> tuple[str, int]:
     """`arguments_in` of an object with bare names and words, and texts in quotes of their own."""
-    mark = re.escape(quote)
+    mark, end = re.escape(quote), len(text) - begun(text, quote)
     token = rf'{mark}(?P<text>.*?)(?P<ends>{mark}|\Z)|{_STRING}|[{{}}\[\]:,]|(?:(?!{mark})[^{{}}\[\]:,"])+'
-    made, word, depth = "", "", 0
-    for found in re.compile(token, re.DOTALL).finditer(text, 0, len(text) - begun(text, quote)):
+    made, word, depth = kept.made, kept.word, kept.depth
+    for found in re.compile(token, re.DOTALL).finditer(text, kept.seen, end):
         said = found[0]
         if (inner := found["text"]) is not None:
             made += quoted(inner)[: None if found["ends"] else -1]
@@ -85,19 +100,23 @@ def _bare_object(quote: str, text: str) -> tuple[str, int]:
             word, depth = "", depth + (said in "{[") - (said in "}]")
             if depth == 0 and said in "}]":
                 return made, found.end()
+        if found.end() < end:  # it goes on no more
+            kept.made, kept.word, kept.depth, kept.seen = made, word, depth, found.end()
     return made, -1
 
 
-def _value_end(text: str, at: int = 0) -> int:
-    """The end of the value of JSON or Python that begins here; -1 where more of the text is needed."""
-    depth = 0
-    for found in _MARKS.finditer(text, at):
-        if depth == 0 and found[0] in ",)":
+def _value_end(text: str, kept: Kept) -> int:
+    """The end of the value of JSON or Python that is read at `kept.seen`; -1 where more of the text is
+    needed."""
+    for found in _MARKS.finditer(text, kept.seen):
+        if kept.depth == 0 and found[0] in ",)":
             return found.start()
         closes = found[0] in ")]}"
-        depth += (found[0] in "([{") - closes
+        depth = kept.depth + (found[0] in "([{") - closes
         if depth == 0 and closes:
             return found.end()
+        if found.end() < len(text) or found[0] in "()[]{},":
+            kept.depth, kept.seen = depth, found.end()
     return -1
 
 
@@ -142,6 +161,7 @@ class CallReader:
         self._heads = {layout.head: (tool.name, layout) for tool, layout in layouts}
         self._layout: Layout | None = None  # of the call whose arguments are `_held`
         self._index, self._id, self._made = -1, "", 0  # of it, and how much of its JSON was given
+        self._kept = Kept()
 
     def put(self, text: str, last: bool = False) -> tuple[str, list[CallPiece]]:
         """(more of the text, more of the calls). With the `last` of it, nothing is held back but a call that
@@ -172,6 +192,7 @@ class CallReader:
             text = self._shown(start)
             name, self._layout = heads[head]
             self._index, self._id, self._made = self._index + 1, f"call_{secrets.token_hex(12)}", 0
+            self._kept = Kept()
             pieces.append(CallPiece(self._index, self._id, name))
             self._held = held[len(head) :]
             return text, True
@@ -187,7 +208,7 @@ class CallReader:
 
     def _read(self, layout: Layout, pieces: list[CallPiece]) -> bool:
         """More of a call, and whether it has ended."""
-        made, end = arguments_in(layout, self._held)
+        made, end = arguments_in(layout, self._held, self._kept)
         if len(made) > self._made:
             pieces.append(CallPiece(self._index, self._id, "", made[self._made :]))
             self._made = len(made)

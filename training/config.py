@@ -558,6 +558,11 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
     known = [item.name for item in fields(settings_class(recipe))]
     if unknown := [str(key) for key in recipe if key not in known]:
+        if path.name == RUN_FILE:
+            raise ValueError(
+                f"recipe {path}: an earlier version wrote it, with settings that have left "
+                f"({', '.join(unknown[:3])}): give the run's original command again, which resumes it, too"
+            )
         near = did_you_mean(unknown[0], known)
         raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
     return recipe

@@ -161,7 +161,7 @@ class RewardsTask(RowsTask):
         self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
         self.groups: list[Group] = []
         self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
-        self.unscored: float | None = 0  # number of questions so far; None once a reward has scored one
+        self.scored: list[bool] | None = []  # whether each question so far was; None: one was, all ranks know
         # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
         self.sums: dict[str, tuple[float, float]] = {}
         self.peaks: dict[str, float] = {}
@@ -195,7 +195,8 @@ class RewardsTask(RowsTask):
             self._before = self.loader.state
             if not self.restored:
                 self.rolled, self.trained = self.rolled + 1, 0
-            # Before rows are read: ranks put the model together, and reading may fail on one.
+            # Before rows are read: ranks do both together, and reading may fail on one.
+            self._check_scores()
             model, step = self._answering()
             self.groups = self._asked(next(questions))
             if self.restored:
@@ -207,11 +208,28 @@ class RewardsTask(RowsTask):
                 seeds = [key_of(seed, "answers", self.rolled, group.place) for group in self.groups]
                 self._answer(self.groups, model, step, self.options, seeds)
                 self._describe(self.groups)
+                if self.scored is not None:
+                    self.scored += [bool(group.rewards) for group in self.groups]
             del model, step
             batches = self._packed()
             while self.trained < self.config.updates:
                 self.trained += 1
                 yield batches
+
+    def _check_scores(self) -> None:
+        """Raises ValueError where no reward suits any row so far."""
+        if self.scored is None:
+            return
+        asked, scored = self.ranks.sum(len(self.scored), sum(self.scored))
+        if scored:
+            self.scored = None
+        elif asked >= _SCORED_BY:
+            latest = self.groups[-1].sample.row if self.groups else None
+            raise ValueError(
+                f"--rewards: none could score any of {asked:.0f} questions: "
+                f"{'; '.join(self.rewards.refused.values())}; the latest row has "
+                f"{', '.join(latest or ())}, of which target is its last answer"
+            )
 
     def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
         """The model with its weights of now, and the step that samples; None is the eager one."""
@@ -318,11 +336,14 @@ class RewardsTask(RowsTask):
         rows, self.loader.state = super().state_dict(), now
         state = {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups}
         state |= {name: getattr(self.config, name) for name in _OF_BATCH}
-        return state | {"sums": self.sums, "peaks": self.peaks}
+        scored = self.scored is None or any(self.scored)
+        return state | {"sums": self.sums, "peaks": self.peaks, "scored": scored}
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
         self.rolled, trained = states[0]["rolled"], states[0]["trained"]
+        # Where nothing was scored it is counted anew: by then the rewards may be others.
+        self.scored = None if any(state.get("scored", True) for state in states) else []
         self.restored = {group["place"]: group for state in states for group in state["groups"]}
         self.trained = self.noted = trained if self.restored else self.config.updates
         for name in _OF_BATCH if self.restored else ():
@@ -383,21 +404,12 @@ class RewardsTask(RowsTask):
     def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
         gathered = self.ranks.gather((self.sums, self.peaks))
         self.sums, self.peaks = {}, {}
-        row, asked = {"policy_loss": loss / max(labels, 1.0)}, 0.0
+        row = {"policy_loss": loss / max(labels, 1.0)}
         for name in dict.fromkeys(name for sums, _ in gathered for name in sums):
             totals, counts = map(sum, zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered)))
             row |= {name: totals / counts} if counts else {}
-            asked = counts if name == "unscored" else asked
         for name in dict.fromkeys(name for _, peaks in gathered for name in peaks):
             row[name] = max(peaks[name] for _, peaks in gathered if name in peaks)
-        if self.unscored is not None:
-            self.unscored = None if "reward" in row else self.unscored + asked
-            if self.unscored is not None and self.unscored >= _SCORED_BY:
-                raise ValueError(
-                    f"--rewards: none could score any of {self.unscored:.0f} questions: "
-                    f"{'; '.join(self.rewards.refused.values())}; the latest row has "
-                    f"{', '.join(self.groups[-1].sample.row or ())}, of which target is its last answer"
-                )
         return row | ({"ratio_min": -row["ratio_min"]} if "ratio_min" in row else {})
 
     def answered(self) -> list[Answered]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -83,6 +84,7 @@ class Completion:
         self._ticket = ticket = await self._ask()
         coordinates = self._checkpoint.processor.coordinates
         texts, pixels, called = dict[int, str](), dict[int, PixelText](), set[int]()
+        open_calls = dict[int, int]()  # by answer
         async for piece in ticket if streamed else self._settled():
             number = piece.answer
             logged, usage = self._logprobs(piece), self._usage()
@@ -91,9 +93,15 @@ class Completion:
             if piece.thought:
                 yield Delta(number, "thought", piece.thought, usage=usage)
             texts[number] = texts.get(number, "") + piece.text
-            yield Delta(number, "text", pixels[number].put(piece.text), logged, usage=usage)
-            for call in piece.calls:
+            text = Delta(number, "text", pixels[number].put(piece.text), logged, usage=usage)
+            # What ends an earlier call comes before the text that follows it.
+            earlier = [call for call in piece.calls if call.index == open_calls.get(number)]
+            for call in (*earlier, None, *piece.calls[len(earlier) :]):
+                if call is None:
+                    yield text
+                    continue
                 called.add(number)
+                open_calls[number] = -1 if call.ended else call.index
                 yield Delta(
                     number, "call", call.arguments, call=call.id, call_number=call.index, name=call.name,
                     ended=call.ended, usage=usage,
@@ -106,8 +114,9 @@ class Completion:
             yield Delta(number, "text", left, finish=finish, beside=beside, usage=self._usage())
 
     async def whole(self) -> dict[str, Any]:
-        answers, choices = [Blocks() for _ in range(self._asked.n)], list[dict[str, Any]]()
-        logged: list[Logged] = [[] for _ in answers]
+        # By number, as they come: how many there may be is refused when they are asked for.
+        answers, logged = defaultdict[int, Blocks](Blocks), defaultdict[int, Logged](list)
+        choices = list[dict[str, Any]]()
         async for delta in self.deltas(streamed=False):
             answers[delta.answer].grow(delta)
             logged[delta.answer] += delta.logprobs

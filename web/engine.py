@@ -362,7 +362,8 @@ class Engine:
         resting = True  # nothing was asked for so long that memory has been given back
         while not self._closed:
             woken = self._wake.wait(None if resting else REST_AFTER)
-            self._wake.clear()
+            if woken:  # else one that comes just now would be lost
+                self._wake.clear()
             resting = not woken
             try:
                 if resting:

@@ -40,7 +40,9 @@ def prompt_of(
             content: list[dict[str, Any]] = []
             for part in message.parts:
                 kind = part.type.removesuffix("_url")
-                value = media.open(next(left), count, processor, videos) if part.shown else part.text
+                value = (
+                    media.open(next(left), count, processor, videos) if part.shown is not None else part.text
+                )
                 content.append({"type": kind, kind: value})
             if sizes := {part["image"].size for part in content if part["type"] == "image"}:
                 size = sizes.pop() if len(sizes) == 1 else None

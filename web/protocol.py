@@ -54,6 +54,7 @@ from web.errors import Refused, unexpected
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
 MOST_TOOLS = 128
+MOST_PIECES = 4096  # messages, parts of them and calls: making their prompt takes longer than their number
 MOST_VALUES = 50_000  # of a conversation: looking at them holds everybody up
 # Fields of OpenAI's and of other servers that an answer without them would be wrong for.
 REFUSED = (
@@ -105,7 +106,7 @@ class Part(Strict):
 
     @property
     def shown(self) -> str | None:
-        return self.image_url or self.video_url
+        return self.video_url if self.image_url is None else self.image_url
 
     @model_validator(mode="after")
     def _of_its_type(self) -> Part:
@@ -120,7 +121,7 @@ def _tool_call(value: Any) -> ToolCall:
     try:
         if isinstance(value, ToolCall):
             return value
-        if isinstance(text := value["function"].get("arguments"), str):
+        if isinstance(text := value["function"].get("arguments"), str) and text:
             read_json(text)  # which refuses what is nested too deep
         return ToolCall.read(value)
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -167,7 +168,7 @@ class ChatMessage(Strict):
     def _has_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError("expected content in a message")
-        if self.role not in ("user", "tool") and any(part.shown for part in self.parts):
+        if self.role not in ("user", "tool") and any(part.shown is not None for part in self.parts):
             raise ValueError("expected images in the messages of the user and in results of tools only")
         if (self.tool_calls and self.role != "assistant") or (self.tool_call_id and self.role != "tool"):
             raise ValueError("expected tool_calls in an assistant's message, tool_call_id in that of a tool")
@@ -272,9 +273,21 @@ class ChatRequest(Sampled, Strict):
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
+        if (count := sum(1 + len(one.parts) + len(one.tool_calls) for one in self.messages)) > MOST_PIECES:
+            raise ValueError(
+                f"messages: expected at most {MOST_PIECES} messages, parts and calls, got {count}"
+            )
+        thinks = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if thinks is not None and not isinstance(thinks, bool):
+            raise ValueError(
+                f"chat_template_kwargs: enable_thinking: expected true or false, got {thinks!r:.40}"
+            )
         form = self.response_format or {"type": "text"}
-        if "schema" in form:  # llama.cpp's
-            raise ValueError("response_format: expected a schema in json_schema")
+        schema = form.get("schema") or (
+            form.get("json_schema") if form.get("type") != "json_schema" else None
+        )
+        if schema is not None:  # llama.cpp's, or one that would be left out
+            raise ValueError("response_format: expected a schema in json_schema, of the type json_schema")
         if form.get("type") != "text" and self.structured_outputs is not None:
             raise ValueError("response_format: expected none beside structured_outputs")
         texts = [part.text or "" for one in self.messages for part in one.parts]

@@ -30,8 +30,10 @@ HEAD_BYTES = 2**16  # of a request
 
 def most_connections() -> int:
     """As many as the descriptors (`ulimit -n`) of this process allow."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS
-    return MOST_CONNECTIONS if allowed < 0 else min(MOST_CONNECTIONS, max(ACCEPTED, allowed))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(ACCEPTED, allowed - OTHER_DESCRIPTORS))
 
 
 class Server(uvicorn.Server):

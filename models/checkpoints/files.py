@@ -215,14 +215,14 @@ class Opened:
         if self.files.gguf or WEIGHTS in names or INDEX not in names:
             return [*self.files.gguf] or [WEIGHTS] * (WEIGHTS in names)
         weight_map = self.json(INDEX).get("weight_map")
-        found = sorted({*weight_map.values()}) if isinstance(weight_map, dict) else []
+        named = [*weight_map.values()] if isinstance(weight_map, dict) else []
         # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
-        if not found or not all(_SHARD.fullmatch(str(name)) for name in found):
+        if not named or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in named):
             raise CheckpointError(
                 f"{self.files.name}: {INDEX}: expected a weight_map of tensor names to shards beside it, "
                 f"such as model-00001-of-00002.safetensors"
             )
-        return found
+        return sorted({*named})
 
     @cached_property
     def weights(self) -> tuple[Path, ...]:
@@ -241,6 +241,8 @@ class Opened:
     @property
     def weights_here(self) -> tuple[Path, ...]:
         """`weights` if they are on this machine, else ()."""
+        if isinstance(self.files, Folder) and self.shards:  # all that there is: what is missing is an error
+            return self.weights
         found = tuple(filter(None, map(self.files.cached, self.shards)))
         return found if len(found) == len(self.shards) else ()
 

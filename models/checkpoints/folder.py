@@ -30,6 +30,8 @@ def check_replaceable(folder: Path, overwrite: bool = True) -> Path:
             raise CheckpointError(
                 f"{folder} is or holds {what} and cannot be replaced: save to a folder in it"
             )
+    if os.path.ismount(target):  # which cannot be exchanged for another folder
+        raise CheckpointError(f"{folder} is a mount point: save to a folder in it")
     if target.is_dir() and any(target.iterdir()):
         if not any((target / mark).exists() for mark in _MARKS) and not any(target.glob("*.gguf")):
             raise CheckpointError(
