@@ -102,7 +102,7 @@ def compact(
         places: of `VisionLanguage.places`, a row's each.
     """
     longest = max(lengths)
-    rotary: tuple[Tensor | None, tuple[int, ...]] = (None, (0,))
+    rotary: tuple[Tensor | None, tuple[int, ...]] = (None, (0,) * len(lengths))
     if places is not None:
         padded = torch.stack([F.pad(own, (0, longest - own.shape[1])) for own, _ in places], 1)
         rotary = to_device(padded, embeddings.device), tuple(offset for _, offset in places)
