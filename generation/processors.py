@@ -23,6 +23,8 @@ def limit_threads(threads: int | None = None) -> int:
     """Set and return the most threads that anything works on. None: what was chosen before; the first time
     OMP_NUM_THREADS, or one for each processor that this process may use, as far as it is a whole core."""
     global _most
+    if not _most and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_begin_fork)
     if threads is None and not _most:
         threads = torch.get_num_threads()
         if not os.environ.get("OMP_NUM_THREADS"):
@@ -39,10 +41,6 @@ def _begin_fork() -> None:
     if _most > 1:
         _forked = True
         limit_threads(1)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_fork)
 
 
 def processors(root: Path = Path("/")) -> float:

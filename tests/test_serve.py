@@ -601,10 +601,6 @@ class Chosen(BaseModel):
     colour: Colour
 
 
-class Things(BaseModel):
-    things: list[str]
-
-
 class Answer(BaseModel):
     there: bool
 
@@ -648,7 +644,6 @@ def by_pydantic_ai(served: Running, question: str, form: type[BaseModel]) -> Bas
         (SHAPES, Share, float),
         (STAR, Named, str),
         (STAR, Chosen, Colour),
-        ("Describe the picture.", Things, lambda said: said.split(", ")),
         ("Is there a cross?", Answer, "yes".__eq__),
     ],
 )
