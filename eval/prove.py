@@ -21,6 +21,8 @@ import os
 import sys
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from data.errors import replacing
 from eval.card import open_card, put_section
 from inference.errors import RequestError
@@ -110,8 +112,6 @@ def write(path: Path, text: str) -> None:
 
 def page(report: dict) -> str:
     """The report as one page without any request."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template("prove.html.jinja").render(report=report, marks=MARKS)
