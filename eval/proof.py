@@ -72,20 +72,17 @@ class Line:
 
 
 class Proof:
-    """See the module.
-
-    Raises RequestError where transformers opens neither the model nor what is saved of it.
-    """
+    """See the module."""
 
     def __init__(self, source: str, revision: str | None, device: str, size: str):
         self.source, self.revision, self.size = source, revision, size
         self.pictures, self.tokens, self.way_tokens = SIZES[size]
         self.checkpoint = open_checkpoint(source, revision, device, "float32")
         self.model, self.device = self.checkpoint.model, self.checkpoint.model.device
-        self.opened, origin = open_files(source, revision), self.model.origin
-        self._folder = origin.folder if origin else Path(source)
+        assert self.model.origin is not None, "a loaded model knows where it came from"
+        self.origin = self.model.origin
         # With the checkpoint's own budget of pixels, as transformers has it.
-        self.processor = Processor.from_pretrained(self.opened, config=self.model.config)
+        self.processor = Processor.from_pretrained(open_files(source, revision), config=self.model.config)
         self.lines: list[Line] = []
         self.greedy: Answers = []
 
@@ -117,7 +114,7 @@ class Proof:
         names = ("torch", "transformers", "tokenizers", "Pillow", "numpy")
         return {
             "model": self.source,
-            "revision": self.opened.commit,
+            "revision": self.origin.commit,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "size": self.size,
             "device": self.checkpoint.device_name,
@@ -135,7 +132,7 @@ class Proof:
         """transformers' model: of the same files, or where it does not know their layout, of what we save."""
         load = AutoModelForImageTextToText.from_pretrained
         try:
-            return load(self._folder, dtype=torch.float32).to(self.device).eval()
+            return load(self.origin.folder, dtype=torch.float32).to(self.device).eval()
         except (ValueError, OSError, KeyError):
             return load(self._saved, dtype=torch.float32).to(self.device).eval()
 
@@ -143,7 +140,7 @@ class Proof:
     def their_processors(self) -> list[Any]:
         """transformers' own: with Pillow where that can be had, and as it comes; [] where it makes none: most
         families need torchvision."""
-        for place in (self._folder, self._saved):
+        for place in (self.origin.folder, self._saved):
             with suppress(ValueError, OSError, KeyError, ImportError, AttributeError, TypeError):
                 own, default = AutoProcessor.from_pretrained(place), AutoProcessor.from_pretrained(place)
                 own.image_processor = AutoImageProcessor.from_pretrained(place, backend="pil")
@@ -151,8 +148,7 @@ class Proof:
         return []
 
     def _files(self) -> Iterator[tuple]:
-        weights = sorted([*self._folder.glob("*.safetensors"), *self._folder.glob("*.gguf")])
-        digest = hashlib.sha256()
+        weights, digest = self.origin.weights, hashlib.sha256()
         for path in weights:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -246,8 +242,7 @@ class Proof:
         return [_to(dict(own.apply_chat_template(one, **HOW)), self.device) for one in self.asked]
 
     def _numbers(self) -> Iterator[tuple]:
-        answers = [self._generate(one, self.tokens) for one in self.prompts]
-        self.greedy = answers
+        answers = self.greedy = [self._generate(one, self.tokens) for one in self.prompts]
         if self.their_prompts is None:
             yield "logits", None, NO_PROCESSOR
         else:
@@ -391,14 +386,13 @@ class Proof:
             yield name, *self._compared(way, expected)
         away = max(map(self._away, asked, expected))
         yield "logprobs, cached", away < CLOSE, f"at most {away:.2g} from those computed anew"
-        compiled = self.checkpoint.compiled()
+        compiled = self.compiled = self.checkpoint.compiled()
         if compiled.decode_step is None:
             yield "compiled", None, f"none here: {compiled.fast.name}"
         else:
             step = compiled.decode_step
             yield compiled.fast.name, *self._compared(lambda: alone(decode_step=step), expected)
             yield f"{compiled.fast.name}, in a scheduler", *self._compared(lambda: scheduler(step), expected)
-        self.compiled = compiled
 
     def _away(self, inputs: dict[str, Any], ids: Sequence[int]) -> float:
         """The greatest difference that a cache makes to the logarithm of a token's probability."""
@@ -412,10 +406,17 @@ class Proof:
         """Whether the answers of a way, which may give each several times, are those expected."""
         found = way()
         for number, one in enumerate(found):
-            if one != (other := expected[number := number % len(expected)]):
-                place = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(other) - 1)
-                return False, f"answer {number + 1} {self._parts(number, other, place)}"
+            number %= len(expected)
+            if said := self._parting(number, one, expected[number]):
+                return False, f"answer {number + 1} {said}"
         return True, f"{len(expected[0])} tokens of {counted(len(found), 'answer')}"
+
+    def _parting(self, number: int, ids: Sequence[int], expected: Sequence[int]) -> str:
+        """Where an answer to a prompt parts from the one expected; "" where it is the same."""
+        if [*ids] == [*expected]:
+            return ""
+        at = next((i for i, (a, b) in enumerate(zip(ids, expected)) if a != b), len(expected) - 1)
+        return self._parts(number, expected, at)
 
     # ------------------------------------------------------------------------------------------- speed
     def _speed(self) -> Iterator[tuple]:
@@ -457,11 +458,9 @@ class Proof:
 
 def repeated(proof: Proof, earlier: Answers) -> Iterator[Line]:
     """Whether the greedy tokens of an earlier proof are those of this machine."""
-    for number, expected in enumerate(earlier):
-        ids = proof._generate(proof.prompts[number], len(expected))
-        place = next((i for i, (a, b) in enumerate(zip(ids, expected)) if a != b), None)
-        said = counted(len(ids), "token") if place is None else proof._parts(number, ids, place)
-        proof.lines.append(Line("check", f"answer {number + 1}", ids == expected, said))
+    for number, (expected, prompt) in enumerate(zip(earlier, proof.prompts)):
+        said = proof._parting(number, proof._generate(prompt, len(expected)), expected)
+        proof.lines.append(Line("check", f"answer {number + 1}", not said, said or "the same tokens"))
         yield proof.lines[-1]
 
 
