@@ -19,6 +19,7 @@ from eval.results import (
     RESULTS,
     at_k_text,
     calibration_text,
+    classes_text,
     cut_off_text,
     higher_limits,
     official_table,
@@ -123,6 +124,8 @@ def _run_own(
     if not ranks.is_first:
         return
     print(for_terminal(table_text(results["families"])))
+    if results["classes"]:
+        print(for_terminal(f"\n{classes_text(results['classes'])}\n"))
     if results["at_k"]:
         print(f"\n{at_k_text(results)}\n")
     if calibrated := calibration_text(results):

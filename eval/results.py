@@ -161,11 +161,33 @@ def summarise(
         "majority_answers": common,
         "at_k": overall.get("at_k", []),
         "families": rows,
+        "classes": by_class(task, own),
         "answer_lengths": _by_length(task, own),
         "right_or_wrong": all(one.score in (0, 1) for answers in own for one in answers),
         "errors": {"count": len(failed), "samples": listed},
         **{f"{name}s": stop_reasons(records.values(), name) for name in ENDED},
     }
+
+
+def by_class(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
+    """The confusion table of a classification, where all samples ask one question with few answers: a row for
+    each class, with its figures and how often which answer was given. [] for other tasks."""
+    classes = by_family(range(len(scored)), lambda i: task.samples[i].likeliest_target)
+    classes.pop(OVERALL)
+    asked = {(one.question, one.choices) for one in task.samples}
+    if len(asked) > 1 or task.samples[0].choices or 2 * len(classes) > len(scored):
+        return []
+    same, rows = task.same(task.samples[0]), []
+    known = {same(name): name for name in classes}
+    for name in sorted(classes):
+        own = [scored[i] for i in classes[name]]
+        given = Counter(
+            name if one.score == 1 else known.get(same(one.answer), one.answer)
+            for answers in own
+            for one in answers
+        )
+        rows.append({"name": name, **figures(task.metric, own), "answers": dict(given.most_common())})
+    return rows
 
 
 def stop_reasons(records: Iterable[Record], name: str = "stop_reason") -> dict[str, int]:
@@ -226,6 +248,16 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
+    return "\n".join(lines)
+
+
+def classes_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`by_class` as a Markdown table."""
+    lines = [f"| expected | n | right | {CONFIDENCE:.0%} interval | answers |", "|---" * 5 + "|"]
+    for row in rows:
+        given = ", ".join(f"{answer or '-'} {count}" for answer, count in row["answers"].items())
+        cells = row["name"], str(row["n"]), f"{row['score']:.1%}", interval_text(row["interval"]), given
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
