@@ -21,7 +21,6 @@ from eval.results import (
     calibration_text,
     classes_text,
     cut_off_text,
-    higher_limits,
     official_table,
     table_text,
 )
@@ -131,7 +130,7 @@ def _run_own(
     if calibrated := calibration_text(results):
         print(calibrated)
     if cut := cut_off_text(results):
-        print("; ".join(filter(None, (cut, higher_limits(results)))))
+        print(cut)
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     asked = counted(results["n"], "question")

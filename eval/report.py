@@ -47,7 +47,6 @@ def write_report(
     tables = [
         ("By kind of question", "questions about", results["families"][:-1]),
         ("By class", "expected", results["classes"]),
-        ("By length of the expected answer", "length", results["answer_lengths"]),
     ]
     overall, speed, errors = (
         results["families"][-1],

@@ -1,4 +1,4 @@
-"""A run's folder, and answers to figures: score and interval, by family and by length of the answer.
+"""A run's folder, and answers to figures: score and interval, by family and by class.
 
 | file | holds |
 |---|---|
@@ -40,10 +40,8 @@ CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
 ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
 ERRORS_LISTED = 100
-MANY_CUT = 0.05  # of answers, beyond which the limit is likely too low for them
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
-LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
 
 Record = Mapping[str, Any]  # a line of samples.jsonl
 
@@ -162,7 +160,6 @@ def summarise(
         "at_k": overall.get("at_k", []),
         "families": rows,
         "classes": by_class(task, own),
-        "answer_lengths": _by_length(task, own),
         "right_or_wrong": all(one.score in (0, 1) for answers in own for one in answers),
         "errors": {"count": len(failed), "samples": listed},
         **{f"{name}s": stop_reasons(records.values(), name) for name in ENDED},
@@ -210,32 +207,10 @@ def cut_off_text(results: Mapping[str, Any]) -> str:
     return "; ".join(f"{title}: {cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items())
 
 
-def higher_limits(results: Mapping[str, Any]) -> str:
-    """Which options raise the limits that many answers, or thoughts, have reached."""
-    of_rows = {"cut off": "--max-new-tokens"} if "path" in results["task"].get("data", ()) else {}
-    options = of_rows | {"thinking ended by force": "--think-tokens"}
-    many = [title for title, (cut, count) in cut_off(results).items() if cut > MANY_CUT * count]
-    named = [options[title] for title in many if title in options]
-    return f"a higher {' and '.join(named)} lets them end by themselves" if named else ""
-
-
 def _answers_of(record: Record) -> Iterator[tuple[str, float]]:
     """The answers in a record, each with its score."""
     own = [record["answer"]], [record["score"]]
     return zip(record.get("answers", own[0]), record.get("scores", own[1]), strict=True)
-
-
-def _by_length(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
-    """Figures by how many words the expected answer has."""
-    words = [len(sample.likeliest_target.split()) for sample in task.samples]
-    rows = []
-    for least, most in LENGTHS:
-        places = [i for i, count in enumerate(words) if least <= max(1, count) <= (most or count)]
-        if places:
-            span = str(least) if most == least else f"{least} to {most}" if most else f"{least} or more"
-            row = figures(task.metric, [scored[i] for i in places])
-            rows.append({"name": f"{span} word{'s' * (most != 1)}", **row})
-    return rows
 
 
 # ---------------------------------------------------------------------------------------------- tables
