@@ -284,7 +284,7 @@ def test_whose_names_and_shapes_are_which_is_said(bases, tmp_path):
     adapter = make(base, tmp_path / "adapter", target_modules=[text[0], text[-1]])
     deeper = respelled(adapter, tmp_path / "deeper", lambda name: name.replace("layers.3.", "layers.30."))
     said = complaint(base, deeper, tmp_path / "to")
-    assert str(deeper) in said and "layers.30.mlp.down_proj" in said and "layers.0.mlp.down_proj" in said
+    assert str(deeper) in said and "layers.30.mlp.down_proj" in said
     attention = [name for name in text if "layers.0.self_attn.q_proj" in name]
     of_another = make(base, tmp_path / "another", target_modules=attention)
     said = complaint(other, of_another, tmp_path / "to")

@@ -20,7 +20,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from families.text import TEXT_FAMILIES, TEXT_KEYS, text_config
+from families.sections import TEXT_FAMILIES, TEXT_KEYS, text_config
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests.house import edit_json

@@ -18,7 +18,7 @@ from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.files import EMBEDDED
-from models.checkpoints.names import KNOWN, MODELS
+from models.checkpoints.names import MODELS
 from models.checkpoints.sources import check_has_config, open_files, resolve_source
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
@@ -89,7 +89,6 @@ def test_folders_come_first_then_the_embedded_model(here, name, found):
     "name",
     [
         *("gpt2", "HuggingFaceTB/SmolVLM-256M-Instruct", "me/ocelli-shapes", "google/siglip-base"),
-        *("gemma-3-4b", "qwen2-vl-2b", "smolvlm3", "idefics2-8b"),  # other models, not slips
     ],
 )
 def test_the_hub_for_what_nothing_here_is_like(here, name):
@@ -102,21 +101,13 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
     [
         ("ocelli-shape", "did you mean ocelli-shapes?"),
         ("Ocelli-Shapes", "did you mean ocelli-shapes?"),
-        ("checkpoints/oceli-shapes", "did you mean checkpoints/ocelli-shapes?"),
         ("runs/frist", "did you mean runs/first?"),
-        ("./runs/secon", "did you mean runs/second?"),
         ("owner/modl-256M", "did you mean owner/model-256M?"),
-        ("https://huggingface.co/owner/name/tree/main", "did you mean the repository owner/name?"),
-        ("runs/mine", "runs/first, runs/second"),
-        ("SmolVLM-256M-Instruct", "did you mean HuggingFaceTB/SmolVLM-256M-Instruct?"),
-        ("qwen", "did you mean qwen2.5-vl-3b or qwen2.5-vl-7b or qwen3-vl-2b?"),
-        ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b or qwen3-vl-8b?"),
+        ("runs/other", "runs/first, runs/second"),
+        ("qwen3-vl-2", "did you mean qwen3-vl-2b?"),
         *((f"{folder}missing.gguf", "no checkpoint") for folder in ("", "runs/", "runs/first/", "./")),
-        ("runs/first/config.json", "runs/first,"),
-        *(
-            (name, "")
-            for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this-name/x")
-        ),
+        *((name, "") for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this/x")),
+        *((name, "") for name in ("runs/first/config.json", "https://huggingface.co/owner/name")),
     ],
 )
 def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
@@ -226,28 +217,16 @@ def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     assert "HF_HUB_OFFLINE" in complaint(load, PLAIN)
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("me/SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
-        ("me/granite-docling", {"ibm-granite/granite-docling-258M"}),
-        ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
-        ("nobody/nothing-alike", set()),
-        *((name, set()) for name in ("Qwen/Qwen2-VL-2B-Instruct", "google/gemma-3-4b-it", "me/256M")),
-    ],
-)
 @pytest.mark.parametrize("network", ["a Hub without it", "none"])
-def test_half_a_name_says_whose_it_may_be(repos, tmp_path, monkeypatch, name, meant, network):
-    """At once, and in words of ours: no number of the system, no text of a library."""
+def test_a_repository_that_cannot_be_found_is_said_so_at_once(repos, tmp_path, monkeypatch, network):
+    """In words of ours: no number of the system, no text of a library."""
     waits = []
     with HubServer(repos) as server:
         point_client_at(monkeypatch, NOBODY if network == "none" else server.url, tmp_path / "cache")
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
         for ask in (check_has_config, load):
-            text = complaint(ask, name)
-            assert f"there is no folder {name} here" in text
-            assert {known for known in KNOWN if f"mean {known}?" in text} == meant and not waits
+            text = complaint(ask, "nobody/nothing-alike")
+            assert "there is no folder nobody/nothing-alike here" in text and not waits
             assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]
 
 

@@ -9,8 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from families import idefics3
-from families.saving import text_family
-from families.text import TEXT_KEYS, VISION_KEYS
+from families.sections import TEXT_KEYS, VISION_KEYS, text_family
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, parameter_shapes
 

@@ -24,7 +24,7 @@ from data.processor import Processor
 from eval.__main__ import main as evaluate
 from families import family_of, qwen_vl
 from families.qwen_images import QwenImages
-from families.text import TEXT_KEYS
+from families.sections import TEXT_KEYS
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.features import FeatureCache
