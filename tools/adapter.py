@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from messages import counted, one_line, some
 from models.checkpoints.files import CheckpointError, check_is_whole, read_json
-from models.checkpoints.weights import Entry, nearest_name, read_header, read_tensor
+from models.checkpoints.weights import Entry, read_header, read_tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.
@@ -117,11 +117,9 @@ def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> 
             found[name] = place
     if missing := [name for name in names if name not in found]:
         end = "" if missing[0] in adapter.whole else ".weight"  # of a layer, which the file has factors of
-        pair = [name.removesuffix(end) for name in nearest_name(missing, known) or ()]
-        near = f"; the adapter has {pair[0]}, the base {pair[1]}" if pair else ""
         raise CheckpointError(
             f"{adapter.folder} is for another model: the base has no place for {len(missing)} of its "
-            f"{counted(len(names), 'tensor')} ({some([name.removesuffix(end) for name in missing])}){near}"
+            f"{counted(len(names), 'tensor')} ({some([name.removesuffix(end) for name in missing])})"
         )
     return found
 
