@@ -293,7 +293,7 @@ def test_recipes(recipe, parameters, capsys):
     size = sum(planned.memory.values()) / 2**30
     assert f"{size:.1f} GiB" in path.read_text(), size
     if "460m" in recipe:
-        assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
+        assert planned.table() in (CONFIGS.parent / "docs/train-reference.md").read_text(encoding="utf-8")
 
 
 def test_a_local_folder(tmp_path):
