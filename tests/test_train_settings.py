@@ -198,30 +198,6 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
         assert f"{flag(name)}: has no effect" in refusal(capsys, given)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "given", "named"),
-    [
-        ("init_from: x\ndata: y\nscale_factor: 9", "", "scale_factor"),
-        ("lora_alpha: 8\ninit_from: x\ndata: y", "", "lora_alpha"),
-        ("vision_from: v\ntext_from: t\nscale_factor: 9\ndata: y", "--no-packing", ""),
-        ("packing_buffer: 7", "--init-from x --data y", ""),
-        ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
-        ("scale_factor: 1\ninit_from: x\ndata: y", "", ""),  # its default
-        ("packing_buffer: 7\ndata: y", "", "--init-from"),
-        ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", ""),
-        ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "text_layers"),
-    ],
-)
-def test_a_key_of_a_recipe_that_has_no_effect_is_refused(recipe, given, named, tmp_path, capsys):
-    """Unless a flag made it so."""
-    (tmp_path / "recipe.yaml").write_text(recipe)
-    arguments = [str(tmp_path / "recipe.yaml"), *given.split()]
-    if named:
-        assert named in refusal(capsys, arguments)
-    else:
-        parse(*arguments)
-
-
 @pytest.mark.parametrize("given", ["--no-packing", "--lora-dropout 0", "--eval-samples 0"])
 def test_what_turns_something_off_is_never_refused(given):
     parse(*PLAIN, *given.split())
