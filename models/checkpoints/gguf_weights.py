@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from families import family_of
+from generation.codes import Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
 from models.checkpoints.gguf_config import Layout
-from models.checkpoints.weights import FLOATS, Entry, rename
+from models.checkpoints.quantized import BLOCKS, codes_of_blocks
+from models.checkpoints.weights import FLOATS, Entry, joined, memory_of, rename
 
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
 
@@ -47,21 +49,20 @@ class BlockEntry(Entry):
                 tensor[first : first + step] = torch.from_numpy(opened)
         return tensor
 
-
-@dataclass(frozen=True)
-class JoinedEntry(Entry):
-    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours."""
-
-    join: Callable[..., Tensor]
-    pieces: tuple[Entry, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
-
-    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
-        return self.join(*pieces).chunk(parts)[part].contiguous()
+    def codes(self, part: int, parts: int) -> Codes | None:
+        rows = math.prod(self.shape[:-1]) // parts
+        if len(self.shape) != 2 or self.dtype not in BLOCKS:
+            return None
+        of_row = self.num_bytes // parts // rows
+        made, step = [], max(1, _OPENED // of_row)
+        with self.path.open("rb") as file:
+            file.seek(self.begin + part * rows * of_row)
+            for first in range(0, rows, step):
+                raw = torch.empty(min(step, rows - first), of_row, dtype=torch.uint8)
+                if file.readinto(memory_of(raw)) != raw.numel():
+                    raise self.shorter()
+                made.append(codes_of_blocks(raw, self.dtype))
+        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
 
 
 def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
@@ -82,13 +83,8 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     for name, how in arranged(family, layout, config, llama).items():
         if all(one in stored for one in how.names):
             pieces = tuple(stored.pop(one) for one in how.names)
-            entries[name] = pieces[0] if how.join is None else _joined(pieces, how.join)
+            entries[name] = pieces[0] if how.join is None else joined(how.join, *pieces, by_rows=how.by_rows)
     return stored | entries
-
-
-def _joined(pieces: tuple[Entry, ...], join: Callable[..., Tensor]) -> Entry:
-    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
-    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces)
 
 
 def _mend(stored: dict[str, Entry], vision: Any) -> None:
@@ -127,6 +123,7 @@ class Arranged(NamedTuple):
 
     names: tuple[str, ...]
     join: Callable[..., Tensor] | None = None
+    by_rows: bool = False  # see `JoinedEntry`
 
 
 def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str, Arranged]:
@@ -144,12 +141,14 @@ def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str,
             hubs, theirs = place(name).name, rename(name, fronts, inside)
             names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
             join = None if len(names) == 1 else lambda *rows: torch.cat(rows)  # of q, k and v, fused there
+            by_rows = True
             for end, (more, others) in layout.joins.items():
                 if name.endswith(end):
                     names, join = dict.fromkeys((theirs, *(theirs + other for other in others))), more
+                    by_rows = False
             if llama and (of := re.search(r"^language_model.*\.([qk])_proj\.", name)):
                 join = partial(_halves, heads=heads[of[1]])
-            found[hubs] = Arranged((*names,), join)
+            found[hubs] = Arranged((*names,), join, by_rows)
     return found
 
 

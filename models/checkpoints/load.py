@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
-from families.keys import section
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
+from models.checkpoints.quantized import check_readable, quantized_entries
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
     FLOATS,
     Entry,
+    Reading,
     Shape,
     StoredTensorOf,
     check_shapes,
@@ -39,7 +39,7 @@ from models.config import VLMConfig
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-Put = Callable[[nn.Module, Sequence[str], Callable[[], Tensor]], None]
+Put = Callable[[nn.Module, Sequence[str], Reading], None]
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
@@ -90,8 +90,7 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
     family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, opened.config, device)
-    if how := quantization(opened.config):
-        raise CheckpointError(f"{opened.source}: its weights are {how}: take the unquantized one")
+    check_readable(opened.config, opened.source)
     entries = entries_of(opened)
     config = read_config(opened.config, opened.source, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)
@@ -117,7 +116,9 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
 
 def entries_of(opened: Opened) -> dict[str, Entry]:
     """Every stored tensor of a checkpoint, by its name in the Hub's layout."""
-    return gguf_entries(opened, opened.weights) if opened.files.gguf else stored_entries(opened)
+    if opened.files.gguf:
+        return gguf_entries(opened, opened.weights)
+    return quantized_entries(stored_entries(opened), opened.config)
 
 
 def choose_family(config: Mapping, source: str) -> ModuleType:
@@ -139,15 +140,6 @@ def read_config(
     family = choose_family(config, source)
     with naming(f"{source}: config.json"):
         return family.read_config(config, generation, stored)
-
-
-def quantization(config: Mapping) -> str:
-    """The words "quantized (fp8)" or the like for a config.json of quantized weights (MLX has the second
-    key), else ""."""
-    stored = section(config, "quantization_config") or section(config, "quantization")
-    bits = f"{stored['bits']} bits" if stored.get("bits") else ""
-    how = str(stored.get("quant_method") or stored.get("quant_algo") or bits)[:40]
-    return "quantized" + (f" ({how})" if how else "") if stored else ""
 
 
 def resolve_tying(
@@ -200,7 +192,7 @@ def fill(
     try:
         for name, shape in names.items():
             place = stored_tensor(name)
-            read = partial(read_tensor, entries[place.name], shape, dtype, device, place.part, place.parts)
+            read = Reading(entries[place.name], shape, dtype, device, place.part, place.parts)
             put(module, (name, *tied) if name == EMBEDDING else (name,), read)
     except (RuntimeError, MemoryError) as error:
         # On a CPU PyTorch raises a bare RuntimeError.

@@ -26,6 +26,11 @@ from models.checkpoints.files import CheckpointError, Opened
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# What quantized weights consist of; of U32 the bits.
+PARTS_OF_CODES = {
+    "F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32,
+    "U32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- names
@@ -110,11 +115,16 @@ class Entry:
         We read the file ourselves: the library's tensors are views of the mapped file, and a process that
         touches one while someone writes the file anew is killed (SIGBUS).
         """
-        if (stored := FLOATS.get(self.dtype)) is None:
+        if self.dtype not in FLOATS:
             raise CheckpointError(
                 f"{self.path}: weights stored as {self.dtype} are not supported, expected F32, BF16, F16 or "
                 f"F64: take the repository's unquantized checkpoint"
             )
+        return self.stored(part, parts)
+
+    def stored(self, part: int = 0, parts: int = 1) -> Tensor:
+        """`read` in the type that the file has."""
+        stored = (FLOATS | PARTS_OF_CODES)[self.dtype]
         length = self.num_bytes // parts
         tensor = torch.empty(length // stored.itemsize, dtype=stored)
         with self.path.open("rb") as file:
@@ -123,8 +133,43 @@ class Entry:
                 raise self.shorter()
         return tensor
 
+    def codes(self, part: int, parts: int) -> Any:
+        """Rows part/parts of it as `generation.codes.Codes`; None for what cannot be kept so."""
+        return None
+
     def shorter(self) -> CheckpointError:
         return CheckpointError(f"{self.path}: the file became shorter while it was read; load it again")
+
+
+@dataclass(frozen=True)
+class JoinedEntry(Entry):
+    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
+    by_rows: it puts rows in another order or below one another, and no more."""
+
+    join: Callable[..., Tensor]
+    pieces: tuple[Entry, ...]
+    by_rows: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
+        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
+        return self.join(*pieces).chunk(parts)[part].contiguous()
+
+    def codes(self, part: int, parts: int) -> Any:
+        pieces = [piece.codes(0, 1) for piece in self.pieces] if self.by_rows else [None]
+        if None in pieces or len({piece.kind for piece in pieces}) > 1:
+            return None
+        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
+        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
+
+
+def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
+    """What `join` makes of tensors of a file."""
+    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
+    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -182,6 +227,25 @@ def read_tensor(
     """Rows part/parts of a stored tensor, of this shape, dtype and device; None: as it is stored."""
     tensor = entry.read(dtype, part, parts)
     return tensor.view(entry.shape if shape is None else shape).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A stored tensor that is about to be read: rows part/parts, in this shape and dtype, to this device."""
+
+    entry: Entry
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    part: int = 0
+    parts: int = 1
+
+    def __call__(self) -> Tensor:
+        return read_tensor(self.entry, self.shape, self.dtype, self.device, self.part, self.parts)
+
+    def codes(self) -> Any:
+        """See `Entry.codes`."""
+        return self.entry.codes(self.part, self.parts)
 
 
 def memory_of(tensor: Tensor) -> memoryview:

@@ -1,0 +1,201 @@
+"""Weights as quantized files hold them: small whole numbers, the codes, with the scales of their groups.
+
+    codes = Codes.rounded(weight)                 # or as `models.checkpoints.quantized` reads them of a file
+    layer = CodedLinear(codes, bias)              # y = x Wᵀ + b; nothing is ever inflated as a whole
+
+No number of a file is rounded anew: a code keeps its bits, a scale its type. A weight is what the file's own
+format makes of both in float32. C multiplies with the same numbers (`native/codes.h`); the layers here are
+what that is held to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BLOCK = 64  # columns that rows are padded to
+SUPER = 256  # columns that share a word of `Codes.coarse`
+PARTIAL_FLOATS = 4_194_304  # weights that are inflated at a time: 16 MiB of float32
+
+
+class Form(IntEnum):
+    """The meaning of a group's word of 32 bits; `native/codes.h` has the same numbers. Low bits come first.
+
+    ..._ZERO: a scale, and a whole zero: (code - zero) * scale. FLOAT_ZERO: a float32 scale; its zero is 128.
+    ..._LEAST: a scale, and what code 0 stands for: code * scale + least.
+    SUPER: for each of two groups of 32 a byte that is multiplied with the first half of `coarse`, its scale,
+        and one that is multiplied with the second, which is subtracted.
+    SIXTEENTHS: signed bytes, which multiplied with `coarse` are the scales of four groups of 16; zero is 32.
+    FP8: a float32 scale of codes that are 8-bit floats (E4M3).
+    """
+
+    HALF_ZERO = 1
+    HALF_LEAST = 2
+    BF16_ZERO = 3
+    BF16_LEAST = 4
+    FLOAT_ZERO = 5
+    SUPER = 6
+    SIXTEENTHS = 7
+    FP8 = 8
+
+
+def pair(low: Tensor, high: Tensor) -> Tensor:
+    """Two tensors of 16 bits each (R, G) -> words int32 (R, G): 16-bit types as they are, others as whole
+    numbers."""
+    both = (one if one.element_size() == 2 else one.to(torch.int16) for one in (low, high))
+    return torch.stack([one.contiguous().view(torch.int16) for one in both], -1).view(torch.int32).squeeze(-1)
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes (R, C) -> int32 units (R, C / 8) of four bits, or (R, C / 4) of eight, padded with zeros to
+    whole blocks. A unit of four bits has the codes of four columns in the low halves of its bytes, and those
+    of the next four in the high halves."""
+    codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK))
+    if bits == 4:
+        codes = codes.unflatten(-1, (-1, 2, 4))
+        codes = (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2)
+    return codes.contiguous().view(torch.int32)
+
+
+class Group(NamedTuple):
+    """Scales of groups (R, G), and their zeros or their least weights."""
+
+    scale: Tensor
+    zero: Tensor | int = 0
+    least: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A matrix (R, columns).
+
+    codes: int32 (R, units), as `packed` makes them, of `bits` bits.
+    words: int32 (R, W), one for each `span` columns, the last of which may reach beyond the matrix.
+    coarse: int32 (R, columns / SUPER), two halves each; of SUPER and SIXTEENTHS.
+    """
+
+    form: Form
+    bits: int
+    columns: int
+    span: int
+    codes: Tensor
+    words: Tensor
+    coarse: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.codes, self.words) + (() if self.coarse is None else (self.coarse,))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def of(self, *tensors: Tensor) -> Codes:
+        """A matrix of the same kind, made of these tensors."""
+        return Codes(*self.kind, *tensors)
+
+    def rows(self, which: Tensor | slice) -> Codes:
+        return self.of(*(tensor[which] for tensor in self.tensors))
+
+    def to(self, device: torch.device | str) -> Codes:
+        return self.of(*(tensor.to(device) for tensor in self.tensors))
+
+    @property
+    def kind(self) -> tuple[Form, int, int, int]:
+        return self.form, self.bits, self.columns, self.span
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> Codes:
+        """A float matrix in eight bits, in groups of 32 with a scale of 16 bits: as precise as C's products,
+        whose other factor is rounded so, too."""
+        x = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, 32))
+        scale = (x.abs().amax(2).clamp_(1e-5, 8e6) / 127).half()
+        codes = (x / scale[..., None].float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
+        words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))
+        return cls(Form.HALF_ZERO, 8, weight.shape[1], 32, packed(codes.flatten(1), 8), words)
+
+    def group(self) -> Group:
+        """What the words of groups mean: of `span` columns, or of 32 (SUPER) or 16 (SIXTEENTHS)."""
+        words = self.words.contiguous()
+        halves = words.view(torch.int16).unflatten(-1, (-1, 2))
+        low, high = halves[..., 0].contiguous(), halves[..., 1].contiguous()
+        kind = torch.float16 if self.form in (Form.HALF_ZERO, Form.HALF_LEAST) else torch.bfloat16
+        match self.form:
+            case Form.HALF_ZERO | Form.BF16_ZERO:
+                return Group(low.view(kind).float(), high.float())
+            case Form.HALF_LEAST | Form.BF16_LEAST:
+                return Group(low.view(kind).float(), 0, high.view(kind).float())
+            case Form.FLOAT_ZERO | Form.FP8:
+                return Group(words.view(torch.float32), 128 if self.form == Form.FLOAT_ZERO else 0)
+        assert self.coarse is not None, "a coarse word for each 256 columns"
+        coarse = self.coarse.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).float()
+        if self.form == Form.SIXTEENTHS:
+            scale = words.view(torch.int8).unflatten(-1, (-1, 16)) * coarse[..., :1]
+            return Group(scale.flatten(-2), 32)
+        fine = words.view(torch.uint8).unflatten(-1, (-1, 8, 2)) * coarse[..., None, :]
+        return Group(fine[..., 0].flatten(-2), 0, -fine[..., 1].flatten(-2))
+
+    def numbers(self) -> Tensor:
+        """The weights (R, columns) in float32."""
+        codes = self.codes.contiguous().view(torch.uint8)
+        if self.bits == 4:
+            halves = codes.unflatten(-1, (-1, 4))
+            codes = torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
+        x = (codes.view(torch.float8_e4m3fn) if self.form == Form.FP8 else codes).float()
+        scale, zero, least = self.group()
+        width = {Form.SUPER: 32, Form.SIXTEENTHS: 16}.get(self.form, self.span)
+        x = F.pad(x, (0, width * scale.shape[-1] - x.shape[-1])).unflatten(-1, (-1, width))
+        x = (x - (zero if isinstance(zero, int) else zero[..., None])) * scale[..., None]
+        if least is not None:
+            x = x + least[..., None]
+        return x.flatten(-2)[..., : self.columns]
+
+
+class CodedWeight(nn.Module):
+    """A matrix of codes, with a bias or without."""
+
+    coarse: Tensor | None
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None):
+        super().__init__()
+        self.kind = codes.kind
+        self.out_features, self.in_features = len(codes), codes.columns
+        self.register_buffer("weight", codes.codes)
+        self.register_buffer("words", codes.words)
+        self.register_buffer("coarse", codes.coarse)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def codes(self) -> Codes:
+        return Codes(*self.kind, self.weight, self.words, self.coarse)
+
+
+class CodedLinear(CodedWeight):
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, codes = max(1, PARTIAL_FLOATS // self.in_features), self.codes
+        starts = range(0, self.out_features, step)
+        parts = (codes.rows(slice(at, at + step)).numbers().to(x.dtype) for at in starts)
+        y = torch.cat([F.linear(x, part) for part in parts], -1)
+        return y if self.bias is None else y + self.bias
+
+
+class CodedEmbedding(CodedWeight):
+    """Rows of a table of codes: ids (…) -> (…, in) of `dtype`."""
+
+    def __init__(self, codes: Codes, dtype: torch.dtype):
+        super().__init__(codes)
+        self.dtype = dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.codes.rows(ids.flatten()).numbers()
+        return rows.view(*ids.shape, self.in_features).to(self.dtype)

@@ -1,0 +1,404 @@
+"""Quantized matrices of folders and GGUF files: how their codes and scales lie there.
+
+Every reader is a function of the stored tensors. What has whole codes and a scale for each group of columns
+is kept as such (`generation.codes`); a codebook (NF4) or a scale of scales in 8-bit floats (NVFP4) is opened.
+A matrix of a folder is several tensors there; `quantized_entries` puts one in their place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from families.keys import section
+from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.weights import Entry, Shape, joined, rename
+
+_LOW = 0x0F0F0F0F  # the low halves of four bytes
+_HALF = torch.float16
+
+
+# ----------------------------------------------------------------------------------------------------- GGUF
+def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
+    """Rows of bytes (R, B) of one of the types in BLOCKS."""
+    size, width, read = BLOCKS[kind]
+    blocks = raw.unflatten(1, (-1, size))
+    return read(blocks, blocks.shape[1] * width)
+
+
+def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
+    return block[..., begin:end].contiguous().view(dtype)
+
+
+def _halves(words: Tensor) -> Tensor:
+    """Words (…, n) of bytes whose low halves are the first codes and whose high halves the ones after all of
+    these -> units of codes as `packed` makes them (…, n)."""
+    a, b = words[..., ::2], words[..., 1::2]
+    return torch.cat(((a & _LOW) | (b & _LOW) << 4, (a >> 4 & _LOW) | (b & ~_LOW)), -1)
+
+
+def _units(words: Tensor) -> Tensor:
+    """`_halves` of each block of 32 columns (R, n, 4), as rows of whole blocks of 64."""
+    units = _halves(words).flatten(1)
+    return F.pad(units, (0, -units.shape[1] % 8))
+
+
+def _q4_0(block: Tensor, columns: int) -> Codes:
+    scale = _typed(block, 0, 2, _HALF).flatten(1)
+    words = pair(scale, torch.full_like(scale, 8, dtype=torch.int16))
+    return Codes(Form.HALF_ZERO, 4, columns, 32, _units(_typed(block, 2, 18, torch.int32)), words)
+
+
+def _q4_1(block: Tensor, columns: int) -> Codes:
+    words = _typed(block, 0, 4, torch.int32).flatten(1)  # scale and least
+    return Codes(Form.HALF_LEAST, 4, columns, 32, _units(_typed(block, 4, 20, torch.int32)), words)
+
+
+def _q5(block: Tensor, columns: int) -> Codes:
+    """Q5_0 and Q5_1, which has a least weight besides."""
+    least = block.shape[-1] == 24
+    at = 4 if least else 2
+    low = block[..., at + 4 :]
+    high = _typed(block, at, at + 4, torch.int32) >> torch.arange(32, dtype=torch.int32)
+    codes = torch.cat((low & 15, low >> 4), -1) | ((high & 1) << 4).to(torch.uint8)
+    scale = _typed(block, 0, 2, _HALF).flatten(1)
+    words = _typed(block, 0, 4, torch.int32).flatten(1)
+    words = words if least else pair(scale, torch.full_like(scale, 16, dtype=torch.int16))
+    form = Form.HALF_LEAST if least else Form.HALF_ZERO
+    return Codes(form, 8, columns, 32, packed(codes.flatten(1), 8), words)
+
+
+def _q8_0(block: Tensor, columns: int) -> Codes:
+    scale = _typed(block, 0, 2, _HALF).flatten(1)
+    words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))
+    return Codes(Form.HALF_ZERO, 8, columns, 32, packed((block[..., 2:] ^ 128).flatten(1), 8), words)
+
+
+def _of_super(scales: Tensor) -> Tensor:
+    """The 12 bytes of 8 scales and 8 mins of 6 bits each, (R, n, 12) -> words of SUPER (R, 4 n)."""
+    scale, least, rest = scales.unflatten(-1, (3, 4)).unbind(-2)
+    scale = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), -1)
+    least = torch.cat((least & 63, rest >> 4 | (least >> 2 & 48)), -1)
+    return torch.stack((scale, least), -1).flatten(-2).view(torch.int32).flatten(1)
+
+
+def _q4_k(block: Tensor, columns: int) -> Codes:
+    coarse = _typed(block, 0, 4, torch.int32).flatten(1)
+    units = _halves(_typed(block, 16, 144, torch.int32).unflatten(-1, (4, 8))).flatten(1)
+    return Codes(Form.SUPER, 4, columns, 64, units, _of_super(block[..., 4:16]), coarse)
+
+
+def _q5_k(block: Tensor, columns: int) -> Codes:
+    coarse = _typed(block, 0, 4, torch.int32).flatten(1)
+    low = block[..., 48:].unflatten(-1, (4, 1, 32))
+    high = block[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
+    codes = torch.cat((low & 15, low >> 4), -2).flatten(-3, -2) | (high & 1) << 4
+    return Codes(Form.SUPER, 8, columns, 64, packed(codes.flatten(1), 8), _of_super(block[..., 4:16]), coarse)
+
+
+def _q6_k(block: Tensor, columns: int) -> Codes:
+    low = block[..., :128].unflatten(-1, (2, 1, 64))
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    high = block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts
+    codes = torch.cat((low & 15, low >> 4), -2).flatten(-3) | ((high & 3) << 4).flatten(-3)
+    words = _typed(block, 192, 208, torch.int32).flatten(1)
+    scale = _typed(block, 208, 210, _HALF).flatten(1)
+    coarse = pair(scale, torch.zeros_like(scale))
+    return Codes(Form.SIXTEENTHS, 8, columns, 64, packed(codes.flatten(1), 8), words, coarse)
+
+
+# Bytes and columns of a block, and its reader.
+BLOCKS: dict[str, tuple[int, int, Callable[[Tensor, int], Codes]]] = {
+    "Q4_0": (18, 32, _q4_0), "Q4_1": (20, 32, _q4_1), "Q5_0": (22, 32, _q5), "Q5_1": (24, 32, _q5),
+    "Q8_0": (34, 32, _q8_0), "Q4_K": (144, 256, _q4_k), "Q5_K": (176, 256, _q5_k), "Q6_K": (210, 256, _q6_k),
+}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------- folders
+Parts = Mapping[str, Tensor]  # of a matrix, by the last part of their names
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """int32 (R, n) -> uint8 (R, n * 32 / bits): the lowest bits of a word come first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (words[..., None] >> shifts & 2**bits - 1).to(torch.uint8).flatten(-2)
+
+
+def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int) -> Codes:
+    """Of uint8 codes (R, C), scales (R, G) and zeros (R, G)."""
+    columns, groups = codes.shape[1], scale.shape[1]
+    span = columns // groups if groups > 1 else columns + -columns % 64
+    form = {_HALF: Form.HALF_ZERO, torch.bfloat16: Form.BF16_ZERO}.get(scale.dtype, Form.FLOAT_ZERO)
+    zeros = torch.full_like(scale, zero, dtype=torch.int16) if isinstance(zero, int) else zero.short()
+    if form != Form.FLOAT_ZERO:
+        return Codes(form, bits, columns, span, packed(codes, bits), pair(scale, zeros))
+    codes = codes + (128 - zeros).repeat_interleave(span, 1)[:, :columns]
+    return Codes(form, 8, columns, span, packed(codes.to(torch.uint8), 8), _bits(scale.float()))
+
+
+def _bits(scale: Tensor) -> Tensor:
+    return scale.contiguous().view(torch.int32)
+
+
+def _awq(parts: Parts, settings: Mapping) -> Codes:
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # where a word has the codes of its eight outputs
+    words = (_unpacked(parts[name], 4).unflatten(-1, (-1, 8)) for name in ("qweight", "qzeros"))
+    codes, zeros = (eight[..., order].flatten(-2).T for eight in words)
+    return _grouped(codes, parts["scales"].T, zeros, 4)
+
+
+def _gptq(parts: Parts, settings: Mapping) -> Codes | Tensor:
+    bits, old = settings["bits"], settings.get("checkpoint_format", "gptq") == "gptq"
+    codes, scale = _unpacked(parts["qweight"].T.contiguous(), bits), parts["scales"].T
+    zeros = _unpacked(parts["qzeros"], bits).T.short() + old  # which are stored less one in the older format
+    return _in_order(codes, scale, zeros, bits, parts.get("g_idx"))
+
+
+def _in_order(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int, group: Tensor | None):
+    """`_grouped`, where the columns of a group lie side by side; else floats. group: (C,), of each column."""
+    columns = codes.shape[1]
+    if group is None or torch.equal(group.long(), torch.arange(columns) * scale.shape[1] // columns):
+        return _grouped(codes, scale, zero, bits)
+    zeros = zero if isinstance(zero, int) else zero.short()[:, group.long()]
+    return (codes.short() - zeros) * scale.float()[:, group.long()]
+
+
+def _fp8(parts: Parts, settings: Mapping) -> Codes:
+    weight = parts["weight"]
+    scale = parts["weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"].float()
+    rows, columns = weight.shape
+    span = columns + -columns % 64
+    if scale.ndim == 2 and scale.shape[1] > 1:
+        high, span = settings["weight_block_size"]
+        scale = scale.repeat_interleave(high, 0)[:rows]
+    words = scale.reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1).expand(rows, -1).contiguous()
+    return Codes(Form.FP8, 8, columns, span, packed(weight.view(torch.uint8), 8), _bits(words))
+
+
+def _packed_integers(parts: Parts, settings: Mapping) -> Codes | Tensor:
+    """compressed-tensors: four or eight bits in words, or bytes."""
+    scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
+    if (words := parts.get("weight_packed")) is None:
+        codes, bits = parts["weight"].view(torch.uint8) ^ 128, 8
+    else:
+        bits = settings["bits"]
+        codes = _unpacked(words, bits)[:, : int(parts["weight_shape"][1])]
+    middle: Tensor | int = 2 ** (bits - 1)
+    if zero is not None:
+        middle = (
+            _unpacked(zero.T.contiguous(), bits).T if zero.dtype == torch.int32 else zero.short() + middle
+        )
+    return _in_order(codes, scale, middle, bits, parts.get("weight_g_idx"))
+
+
+def _bytes_of_rows(parts: Parts, settings: Mapping) -> Codes:
+    """bitsandbytes in eight bits: SCB is what 127 stands for."""
+    return _grouped(parts["weight"].view(torch.uint8) ^ 128, parts["SCB"].float()[:, None] / 127, 128, 8)
+
+
+def _nf4(parts: Parts, settings: Mapping) -> Tensor:
+    """bitsandbytes in four bits: codes of a table, in blocks of a flat matrix."""
+    state = _state(parts)
+    weight, largest = parts["weight"].flatten(), parts["weight.absmax"]
+    if "weight.nested_absmax" in parts:
+        fine = parts["weight.nested_quant_map"][largest.int()].unflatten(0, (-1, 1))
+        outer = parts["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(largest)]
+        largest = fine.flatten() * outer + state["nested_offset"]
+    codes = torch.stack((weight >> 4, weight & 15), -1).flatten()
+    numbers = parts["weight.quant_map"][codes.int()]
+    return (numbers * largest.repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    (name,) = (name for name in parts if ".quant_state." in name)
+    return json.loads(bytes(parts[name].tolist()))
+
+
+def _nvfp4(parts: Parts, settings: Mapping) -> Tensor:
+    weight = parts["weight_packed"]
+    codes = torch.stack((weight & 15, weight >> 4), -1).flatten(1).int()
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    scale = parts["weight_scale"].float() / parts["weight_global_scale"].float()
+    return torch.cat((table, -table))[codes] * scale.repeat_interleave(16, 1)
+
+
+def _mlx(parts: Parts, settings: Mapping) -> Codes | Tensor:
+    bits, scale, least = settings["bits"], parts["scales"], parts["biases"]
+    codes = _unpacked(parts["weight"], bits)
+    columns, span = codes.shape[1], codes.shape[1] // scale.shape[1]
+    form = {_HALF: Form.HALF_LEAST, torch.bfloat16: Form.BF16_LEAST}.get(scale.dtype)
+    if form is None:
+        return codes * scale.repeat_interleave(span, 1) + least.repeat_interleave(span, 1)
+    if bits == 2:
+        bits = 4
+    return Codes(form, bits, columns, span, packed(codes, bits), pair(scale, least))
+
+
+class Scheme(NamedTuple):
+    """One way in which a matrix is stored: what it is called, the type of its first part, the parts that it
+    must have, the shape (R, C) by that of the first part, and its reader."""
+
+    label: str
+    dtype: str
+    parts: tuple[str, ...]
+    shape: Callable[[Shape, int], Shape]
+    read: Callable[[Parts, Mapping], Codes | Tensor]
+
+
+def _same(shape: Shape, bits: int) -> Shape:
+    return shape
+
+
+def _rows_of_words(shape: Shape, bits: int) -> Shape:
+    return shape[0], shape[1] * 32 // bits
+
+
+# The first that fits is taken.
+SCHEMES = (
+    Scheme("AWQ", "I32", ("qweight", "qzeros", "scales"), lambda shape, _: (shape[1] * 8, shape[0]), _awq),
+    Scheme(
+        "GPTQ", "I32", ("qweight", "qzeros", "scales"), lambda shape, n: (shape[1], shape[0] * 32 // n), _gptq
+    ),
+    Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
+    Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
+    Scheme("INT", "I8", ("weight", "weight_scale"), _same, _packed_integers),
+    Scheme("INT", "I32", ("weight_packed", "weight_scale", "weight_shape"), _rows_of_words, _packed_integers),
+    Scheme("NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4),
+    Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
+    Scheme("NF4", "U8", ("weight", "weight.absmax", "weight.quant_map"), _same, _nf4),
+    Scheme("MLX", "U32", ("weight", "scales", "biases"), _rows_of_words, _mlx),
+)
+_METHODS = {"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mlx"}
+
+
+@dataclass(frozen=True)
+class CodedEntry(Entry):
+    """A matrix that is several tensors in the files."""
+
+    scheme: Scheme
+    parts: Mapping[str, Entry]
+    settings: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts.values())
+
+    def opened(self) -> Codes | Tensor:
+        parts = {name: part.stored().view(part.shape) for name, part in self.parts.items()}
+        return self.scheme.read(parts, self.settings)
+
+    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
+        found = self.opened()
+        rows, columns = (len(found) // parts, self.shape[1])
+        mine = slice(part * rows, (part + 1) * rows)
+        if isinstance(found, Tensor):
+            return found[mine].to(dtype or torch.float32)
+        found, step = found.rows(mine), max(1, PARTIAL_FLOATS // columns)
+        tensor = torch.empty(rows, columns, dtype=dtype or torch.float32)
+        for at in range(0, rows, step):
+            tensor[at : at + step] = found.rows(slice(at, at + step)).numbers()
+        return tensor
+
+    def codes(self, part: int, parts: int) -> Codes | None:
+        found = self.opened()
+        if isinstance(found, Tensor) or found.span % 32:
+            return None
+        rows = len(found) // parts
+        return found.rows(slice(part * rows, (part + 1) * rows))
+
+
+def settings_of(config: Mapping) -> dict[str, Any]:
+    """What a config.json says of how its weights are quantized, {} for nothing: `quant_method` and `bits` in
+    one form for all."""
+    inside = section(config, "text_config")
+    stored = section(config, "quantization_config") or section(inside, "quantization_config")
+    if "quant_method" not in stored and (mlx := section(config, "quantization")):
+        return {"quant_method": "mlx", **mlx}
+    groups = [*section(stored, "config_groups").values()]
+    weights = section(groups[0], "weights") if groups else {}
+    bits = stored.get("bits") or stored.get("w_bit") or weights.get("num_bits") or 8
+    return {**stored, "bits": bits} if stored else {}
+
+
+def quantization(config: Mapping) -> str:
+    """The words "quantized (fp8)" or the like for a config.json of quantized weights, else ""."""
+    stored = settings_of(config)
+    how = str(stored.get("quant_method") or stored.get("quant_algo") or "")[:40]
+    return "quantized" + (f" ({how})" if how else "") if stored else ""
+
+
+def check_readable(config: Mapping, source: str) -> None:
+    """Refuse weights that are quantized in a way that nothing here reads."""
+    stored = settings_of(config)
+    known = {
+        "quant_method": _METHODS,
+        "version": {"gemm", "GEMM"} if stored.get("quant_method") == "awq" else {stored.get("version")},
+        "checkpoint_format": {"gptq", "gptq_v2"},
+        "mode": {"affine"},
+        "bits": {2, 4, 8},
+    }
+    if stored and not all(stored.get(name, next(iter(values))) in values for name, values in known.items()):
+        raise CheckpointError(
+            f"{source}: its weights are {quantization(config)} in a way that cannot be read: take the "
+            "unquantized one, or one in GGUF, AWQ, GPTQ, FP8, MLX or compressed-tensors"
+        )
+
+
+def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:
+    """Stored tensors with the parts of each quantized matrix as one, X.weight, of the shape that it has."""
+    settings = settings_of(config)
+    if not settings:
+        return dict(entries)
+    stems: dict[str, dict[str, Entry]] = {}
+    for name, entry in entries.items():
+        stem, inside, leaf = name.partition(".weight.")
+        stem, leaf = (stem, f"weight.{leaf}") if inside else (name.rpartition(".")[::2])
+        stems.setdefault(stem, {})[leaf] = entry
+    found: dict[str, Entry] = {}
+    for stem, parts in stems.items():
+        own = {**settings, **section(settings, stem)} if isinstance(settings.get(stem), dict) else settings
+        scheme = next((one for one in SCHEMES if _fits(one, parts, own)), None)
+        for leaf, entry in parts.items():
+            if scheme is None or leaf == "bias":
+                found[f"{stem}.{leaf}" if stem else leaf] = entry
+        if scheme is not None:
+            first = parts[scheme.parts[0]]
+            shape = scheme.shape(first.shape, own["bits"])
+            if scheme.label == "NF4":
+                state = next(name for name in parts if ".quant_state." in name)
+                shape = tuple(json.loads(bytes(parts[state].stored().tolist()))["shape"])
+            label = scheme.label + (
+                "" if scheme.label in ("FP8", "NF4", "NVFP4", "LLM.int8") else f"-{own['bits']}"
+            )
+            found[f"{stem}.weight"] = CodedEntry(
+                first.path, label, shape, first.begin, first.end, scheme, parts, own
+            )
+    return _from_mlx(found) if settings["quant_method"] == "mlx" else found
+
+
+def _fits(scheme: Scheme, parts: Mapping[str, Entry], settings: Mapping) -> bool:
+    if any(name not in parts for name in scheme.parts) or parts[scheme.parts[0]].dtype != scheme.dtype:
+        return False
+    return scheme.label != "AWQ" or settings["quant_method"] == "awq"
+
+
+# MLX's names -> the Hub's.
+_MLX = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head.",
+        "vision_tower.": "model.visual.", "": ""}  # fmt: skip
+
+
+def _from_mlx(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """MLX's tensors under the Hub's names; the kernels of its convolutions have their inputs last."""
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        turned = len(entry.shape) > 2 and name.endswith("weight")
+        found[rename(name, _MLX)] = joined(lambda x: x.movedim(-1, 1), entry) if turned else entry
+    return found
