@@ -116,6 +116,9 @@ class Codes:
     def rounded(cls, weight: Tensor) -> Codes:
         """A float matrix in eight bits, in groups of 32 with a scale of 16 bits: as precise as C's products,
         whose other factor is rounded so, too."""
+        if weight.numel() > PARTIAL_FLOATS and len(weight) > 1:
+            parts = [cls.rounded(part) for part in weight.split(max(1, PARTIAL_FLOATS // weight.shape[1]))]
+            return parts[0].of(*map(torch.cat, zip(*(part.tensors for part in parts))))
         x = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, 32))
         scale = (x.abs().amax(2).clamp_(1e-5, 8e6) / 127).half()
         codes = (x / scale[..., None].float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
@@ -186,7 +189,7 @@ class CodedLinear(CodedWeight):
         starts = range(0, self.out_features, step)
         parts = (codes.rows(slice(at, at + step)).numbers().to(x.dtype) for at in starts)
         y = torch.cat([F.linear(x, part) for part in parts], -1)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
 class CodedEmbedding(CodedWeight):

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
+from generation.fast.quantized import ARITHMETIC
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
@@ -27,6 +28,7 @@ from inference.asking import requests_for
 from inference.batch_files import BatchFiles, Line, Value, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget
+from inference.coded import quantized_as
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
 from inference.votes import pick
@@ -56,7 +58,9 @@ def computed_with(
     """The dtype of a checkpoint opened with these and, where images are taken whole, the budget of their
     pixels. Weights are not read."""
     on, opened = pick_device(device), open_files(source, revision)
-    if dtype not in PACKED:
+    if formats := quantized_as(opened) if dtype == "auto" and on.type in ARITHMETIC else ():
+        dtype = ", ".join(formats)
+    elif dtype not in PACKED:
         dtype = str(resolve_dtype(dtype, opened.config, on)).removeprefix("torch.")
     budget = Processor.from_pretrained(opened, max_pixels=pixel_budget(on, max_pixels)).images.budget
     return {"dtype": dtype} if budget is None else {"dtype": dtype, "max_pixels": budget}

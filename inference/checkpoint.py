@@ -17,11 +17,12 @@ import torch
 from data.processor import EncodedConversation, Processor
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
-from generation.fast.quantized import pack
+from generation.fast.quantized import ARITHMETIC, pack
 from generation.features import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.processors import limit_threads
 from generation.steps import Step
+from inference.coded import load_codes, quantized_as
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -72,7 +73,7 @@ class Checkpoint:
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float  # a decode step's compilation included
-    dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8 or int4
+    dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8, int4, or formats of codes
     fast: Fast = EAGER  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
 
@@ -195,11 +196,11 @@ def open_checkpoint(
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
-    well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
-    without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.processors.limit_threads`. `max_pixels` is that of
-    `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
-    `Processor.choose_frames`.
+    well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8); there
+    auto keeps the codes of quantized weights (`inference.coded`). A CPU without bfloat16 arithmetic keeps
+    bfloat16 weights and multiplies in float32. `threads` is for all that this process computes: see
+    `generation.processors.limit_threads`. `max_pixels` is that of `Processor.from_pretrained`, by default
+    CPU_PIXELS on a CPU; `fps` and `max_frames` are those of `Processor.choose_frames`.
     """
     limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
@@ -207,8 +208,13 @@ def open_checkpoint(
         expected = " or ".join(PACKED[dtype])
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
+    name = dtype if dtype in PACKED else ""
+
     def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
-        if dtype == "int4":
+        nonlocal name
+        if formats := quantized_as(opened) if dtype == "auto" and chosen.type in ARITHMETIC else ():
+            name, model = ", ".join(formats), load_codes(opened, chosen)
+        elif dtype == "int4":
             model = load_int4(opened, chosen)
         elif dtype == "int8":
             model = VisionLanguageModel.from_pretrained(opened, None, "stored", chosen, put_int8)
@@ -221,7 +227,7 @@ def open_checkpoint(
         model, processor = one_version(source, revision, read)
     except NoCompiler as error:
         raise RequestError(f"dtype {dtype}: {error}; use int8, which needs none") from None
-    name = dtype if dtype in PACKED else str(model.dtype).removeprefix("torch.")
+    name = name or str(model.dtype).removeprefix("torch.")
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
     processor.choose_frames(fps, max_frames)

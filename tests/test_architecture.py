@@ -86,7 +86,8 @@ FILES = tuple(f"models.checkpoints.{name}" for name in ("files", "sources", "hub
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
-    "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
+    # Handed the class of models; what codes are stands in `generation`, which runs them.
+    "models.checkpoints": {"models.checkpoints", "models.config", "families", "generation.codes"},
     "models.vision_language_model": {"models", "generation", "families"},
     "models.whole_rows": {"models", "generation.kv_cache", "generation.protocol"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write

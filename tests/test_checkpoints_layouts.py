@@ -140,16 +140,16 @@ def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("config", "how"),
     [
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization": {"group_size": 64, "bits": 4, "mode": "affine"}}, "4 bits"),  # MLX
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq"),
+        ({"quantization": {"group_size": 64, "bits": 6, "mode": "affine"}}, "mlx"),
         ({"quantization_config": {"quant_algo": "FP8"}}, "FP8"),
         ({"quantization_config": {"load_in_8bit": True}}, "no: quantized"),
         ({"quantization_config": {"config_groups": {"group_0": {}}}}, "no: quantized"),
     ],
 )
-def test_quantized_folders_are_called_so(tmp_path, config, how):
+def test_folders_quantized_in_other_ways_are_called_so(tmp_path, config, how):
     qwen_checkpoints.save_hf("qwen3_vl", tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
     name = "model.language_model.layers.0.mlp.up_proj.weight"

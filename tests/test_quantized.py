@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes
+from inference.checkpoint import open_checkpoint
+from inference.coded import quantized_as
+from models import VisionLanguageModel
+from models.checkpoints.files import WEIGHTS
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, quantized_entries
+from models.checkpoints.sources import open_files
 from models.checkpoints.weights import read_header, read_tensor
+from tests import qwen_checkpoints
 from tests.quantized_files import SETTINGS, make
 from tests.test_gguf import random_blocks
+from tools.inspect import inspect
+
+MLX = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
+       "model.visual.": "vision_tower."}  # fmt: skip
 
 OPENED = ("nvfp4", "nf4", "nf4-nested", "gptq-act-order")  # which have no codes that can be kept
 
@@ -64,6 +78,57 @@ def test_layers_of_codes_are_those_of_their_numbers():
     x, bias = torch.from_numpy(draw.normal(size=(2, 3, 96))).float(), torch.randn(48)
     layer = CodedLinear(codes, bias)
     assert torch.allclose(layer(x), torch.nn.functional.linear(x, numbers, bias), atol=1e-5)
-    assert layer(x.bfloat16()).dtype == torch.bfloat16 or bias is not None
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
     ids = torch.tensor([[3, 47], [0, 3]])
     assert torch.equal(CodedEmbedding(codes, torch.float32)(ids), numbers[ids])
+
+
+def quantized(folder: Path, kind: str) -> None:
+    """Give a folder's text part the matrices of a format, all but its head and its table."""
+    tensors, draw = load_file(folder / WEIGHTS), np.random.default_rng(0)
+    for name in [name for name in tensors if "language_model" in name and name.endswith("proj.weight")]:
+        parts, _ = make(kind, *tensors.pop(name).shape, draw)
+        tensors |= {f"{name.removesuffix('.weight')}.{end}": one.contiguous() for end, one in parts.items()}
+    if kind.startswith("mlx"):
+        for name in [*tensors]:
+            tensor = tensors.pop(name)
+            tensor = tensor.movedim(1, -1).contiguous() if tensor.ndim > 2 else tensor
+            for ours, theirs in MLX.items():
+                name = name.replace(ours, theirs)
+            tensors[name] = tensor
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | SETTINGS[kind]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory) -> Path:
+    """A checkpoint of which each matrix is whole groups."""
+    folder = tmp_path_factory.mktemp("floats") / "model"
+    qwen_checkpoints.save_hf("qwen3_vl", folder)
+    return folder
+
+
+@pytest.mark.slow(but=2)
+@pytest.mark.parametrize("kind", ["awq", "mlx-8", "gptq", "fp8", "int8", "int4", "nf4"])
+@torch.no_grad()
+def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog):
+    shutil.copytree(floats, tmp_path / kind)
+    quantized(tmp_path / kind, kind)
+    whole = VisionLanguageModel.from_pretrained(tmp_path / kind, dtype="float32").language_model
+    checkpoint = open_checkpoint(tmp_path / kind)
+    found = {name: one for name, one in checkpoint.model.named_modules() if hasattr(one, "codes")}
+    assert checkpoint.dtype == quantized_as(open_files(tmp_path / kind))[0]
+    kept = 0
+    for name, layer in found.items():
+        own = whole.get_submodule(name.removeprefix("language_model."))
+        kept += torch.equal(own.weight, layer.codes.numbers())
+        own.weight = torch.nn.Parameter(layer.codes.numbers())
+    assert kept == (0 if kind == "nf4" else len(found) - 2) and caplog.records  # all but table and head
+    ids = torch.tensor([[5, 6, 7, 8]])
+    ours, theirs = (lm.logits(lm(lm.embed(ids))[0]) for lm in (checkpoint.model.language_model, whole))
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    told = inspect(str(tmp_path / kind))
+    size = sum({one.data_ptr(): one.nbytes for one in checkpoint.model.state_dict().values()}.values())
+    assert told["fits"] == "yes" and abs(told["memory"]["codes"]["weights"] / size - 1) < 0.02
+    assert open_checkpoint(tmp_path / kind, dtype="float32").dtype == "float32"

@@ -19,17 +19,19 @@ import torch
 from data.errors import ProcessorError
 from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
-from generation.fast.quantized import rounded_bytes
+from generation.fast.network import DECODER
+from generation.fast.quantized import UNPACKED, rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
+from inference.coded import quantized_as
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, instead, naming
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, read_config
-from models.checkpoints.quantized import quantization
+from models.checkpoints.quantized import kept_bytes, unreadable
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import FLOATS, Shape, check_shapes
+from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, check_shapes
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
@@ -39,11 +41,12 @@ _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat1
 def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     opened = open_files(source, revision)
-    headers, quantized = read_headers(opened), quantization(opened.config)
+    headers, refused = read_headers(opened), unreadable(opened.config)
     reader, config, prefix = _read(opened)
     vision = config.vision if not prefix.startswith("language") else None
     text = config.text if not prefix.startswith("vision") else None
-    shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
+    model = empty_model(VisionLanguageModel, config)
+    shapes = parameter_shapes(model)
     expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     parameters = dict.fromkeys((*PARTS, "all"), 0)  # a tied head counts nothing
     for name, shape in expected.items():
@@ -53,13 +56,16 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
+    fits, left_out = f"no: {refused}", list[str]()
+    if not refused:
+        fits, left_out = _fits(expected, reader, headers, opened)
+    formats = quantized_as(opened) if text and not refused else ()
+    if headers and formats and fits == "yes":
+        stored = {"codes": _bytes_of_codes(expected, reader.tensor_map(headers.shapes), headers)} | stored
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
         memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
-    fits, left_out = f"no: {quantized}", list[str]()
-    if not quantized:
-        fits, left_out = _fits(expected, reader, headers, opened)
     return {
         "source": source,
         "commit": opened.commit,
@@ -67,6 +73,8 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "architectures": opened.config.get("architectures") or [],
         "parameters": parameters,
         "stored": headers and _stored(headers),
+        "quantized": ", ".join(formats),
+        "step": text and (DECODER.unknown(model.language_model) or "in C on a CPU, recorded on CUDA"),
         "fits": fits,
         "left_out": left_out,
         "vision": vision and _settings(vision),
@@ -115,10 +123,23 @@ def _fits(
     return "yes", left_out
 
 
+def _bytes_of_codes(expected: Mapping[str, Shape], place: StoredTensorOf, headers: Headers) -> int:
+    """Bytes of the weights as `inference.coded.load_codes` opens them."""
+    total = 0
+    for name, shape in expected.items():
+        if len(shape) != 2 or UNPACKED in name:
+            total += 4 * math.prod(shape)
+        elif name.startswith("language_model."):
+            total += kept_bytes(headers.entries[place(name).name]) // place(name).parts
+        else:
+            total += 2 * math.prod(shape)
+    return total
+
+
 def _stored(headers: Headers) -> dict[str, Any]:
     elements: Counter[str] = Counter()
-    for name, kind in headers.dtypes.items():
-        elements[kind] += math.prod(headers.shapes[name])
+    for entry in headers.entries.values():
+        elements[entry.dtype] += math.prod(entry.shape)
     return {
         "files": headers.files,
         "tensors": len(headers.shapes),
@@ -192,6 +213,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     commit = f" at {report['commit'][:12]}" if report["commit"] else ""
     lines = [f"{report['source']}{commit}", f"  {report['family']}"]
     sentences = {
+        "quantized": "quantized: {}, whose codes are kept where no --dtype is given",
+        "step": "decode step: {}",
         "fits": "weights fit the config: {}",
         "left_out": "left out of the weights: {}",
         "images": "images: {}",

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from families import FAMILIES, family_of
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
-from models.checkpoints.quantized import check_readable, quantized_entries
+from models.checkpoints.quantized import quantized_entries, unreadable
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
     FLOATS,
@@ -90,7 +90,8 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
     family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, opened.config, device)
-    check_readable(opened.config, opened.source)
+    if how := unreadable(opened.config):
+        raise CheckpointError(f"{opened.source}: its weights are {how}")
     entries = entries_of(opened)
     config = read_config(opened.config, opened.source, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)

@@ -8,6 +8,7 @@ A matrix of a folder is several tensors there; `quantized_entries` puts one in t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from families.keys import section
 from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
-from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, Shape, joined, rename
 
 _LOW = 0x0F0F0F0F  # the low halves of four bytes
@@ -244,7 +244,8 @@ def _mlx(parts: Parts, settings: Mapping) -> Codes | Tensor:
 
 class Scheme(NamedTuple):
     """One way in which a matrix is stored: what it is called, the type of its first part, the parts that it
-    must have, the shape (R, C) by that of the first part, and its reader."""
+    must have, the first of them the codes and the last the scales, the shape (R, C) by that of the codes, and
+    its reader."""
 
     label: str
     dtype: str
@@ -270,11 +271,11 @@ SCHEMES = (
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
     Scheme("INT", "I8", ("weight", "weight_scale"), _same, _packed_integers),
-    Scheme("INT", "I32", ("weight_packed", "weight_scale", "weight_shape"), _rows_of_words, _packed_integers),
+    Scheme("INT", "I32", ("weight_packed", "weight_shape", "weight_scale"), _rows_of_words, _packed_integers),
     Scheme("NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4),
     Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
     Scheme("NF4", "U8", ("weight", "weight.absmax", "weight.quant_map"), _same, _nf4),
-    Scheme("MLX", "U32", ("weight", "scales", "biases"), _rows_of_words, _mlx),
+    Scheme("MLX", "U32", ("weight", "biases", "scales"), _rows_of_words, _mlx),
 )
 _METHODS = {"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mlx"}
 
@@ -315,6 +316,20 @@ class CodedEntry(Entry):
         return found.rows(slice(part * rows, (part + 1) * rows))
 
 
+def kept_bytes(entry: Entry) -> int:
+    """Bytes of a matrix in memory, if it is opened with its codes; or rounded to eight bits."""
+    rows, columns = entry.shape
+    padded, bits, groups = columns + -columns % 64, 8, -(-columns // 32)
+    if entry.dtype in BLOCKS:
+        size, width, _ = BLOCKS[entry.dtype]
+        one = codes_of_blocks(torch.zeros(1, columns // width * size, dtype=torch.uint8), entry.dtype)
+        return rows * one.num_bytes
+    if isinstance(entry, CodedEntry) and entry.scheme.read in (_awq, _gptq, _packed_integers, _mlx):
+        bits = max(4, entry.settings["bits"])
+        groups = math.prod(entry.parts[entry.scheme.parts[-1]].shape) // rows
+    return rows * (padded * bits // 8 + 4 * groups)
+
+
 def settings_of(config: Mapping) -> dict[str, Any]:
     """What a config.json says of how its weights are quantized, {} for nothing: `quant_method` and `bits` in
     one form for all."""
@@ -335,21 +350,25 @@ def quantization(config: Mapping) -> str:
     return "quantized" + (f" ({how})" if how else "") if stored else ""
 
 
-def check_readable(config: Mapping, source: str) -> None:
-    """Refuse weights that are quantized in a way that nothing here reads."""
+def unreadable(config: Mapping) -> str:
+    """The words "quantized (aqlm) in a way …" for weights that nothing here reads, else ""."""
     stored = settings_of(config)
+    awq = stored.get("quant_method") == "awq"
     known = {
         "quant_method": _METHODS,
-        "version": {"gemm", "GEMM"} if stored.get("quant_method") == "awq" else {stored.get("version")},
+        "version": {"gemm", "GEMM"} if awq else {stored.get("version")},
         "checkpoint_format": {"gptq", "gptq_v2"},
         "mode": {"affine"},
         "bits": {2, 4, 8},
     }
-    if stored and not all(stored.get(name, next(iter(values))) in values for name, values in known.items()):
-        raise CheckpointError(
-            f"{source}: its weights are {quantization(config)} in a way that cannot be read: take the "
-            "unquantized one, or one in GGUF, AWQ, GPTQ, FP8, MLX or compressed-tensors"
-        )
+    if all(name not in stored or stored[name] in values for name, values in known.items()) and (
+        not stored or "quant_method" in stored
+    ):
+        return ""
+    return (
+        f"{quantization(config)} in a way that cannot be read: take the unquantized one, or one in GGUF, "
+        "AWQ, GPTQ, FP8, MLX or compressed-tensors"
+    )
 
 
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from models.checkpoints.files import Opened
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import client, fetched, one_sentence
+from models.checkpoints.quantized import quantized_entries
 from models.checkpoints.sources import GgufFiles
-from models.checkpoints.weights import Shape, stored_entries
+from models.checkpoints.weights import Entry, Shape, shapes_of, stored_entries
 
 PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
 
@@ -25,16 +26,22 @@ def module_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Headers:
-    """Stored tensors by name, dtypes as the file calls them, all bytes, and the number of files."""
+    """Stored tensors by name, and the number of files."""
 
-    shapes: dict[str, Shape]
-    dtypes: dict[str, str]
-    num_bytes: int
+    entries: dict[str, Entry]
     files: int
 
     @property
+    def shapes(self) -> dict[str, Shape]:
+        return shapes_of(self.entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+    @property
     def num_elements(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(math.prod(entry.shape) for entry in self.entries.values())
 
 
 def read_headers(opened: Opened) -> Headers | None:
@@ -44,21 +51,20 @@ def read_headers(opened: Opened) -> Headers | None:
     Those of other repositories come by range requests, at most the first 100 kB of a file unless its header
     is longer; nothing is kept.
     """
-    tensors: dict[str, Any]
     if isinstance(opened.files, GgufFiles):
         tensors, count = gguf_entries(opened, opened.files.headers), len(opened.files.headers)
-        size = sum(entry.num_bytes for entry in tensors.values())
     elif weights := opened.weights_here:
-        tensors, count = stored_entries(opened), len(weights)
-        size = sum(entry.num_bytes for entry in tensors.values())
+        tensors, count = quantized_entries(stored_entries(opened), opened.config), len(weights)
     elif opened.commit is None:
         return None
     else:
         with one_sentence(opened.source, opened.commit, "the header of the weights"):
             ask = client().HfApi().get_safetensors_metadata
             metadata = fetched(ask, opened.source, revision=opened.commit)
-        tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
-        count = len(metadata.files_metadata)
-        size = sum(info.data_offsets[1] - info.data_offsets[0] for info in tensors.values())
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, size, count)
+        stored = {
+            name: Entry(Path(file), info.dtype, tuple(info.shape), *info.data_offsets)
+            for file, header in metadata.files_metadata.items()
+            for name, info in header.tensors.items()
+        }
+        tensors, count = quantized_entries(stored, opened.config), len(metadata.files_metadata)
+    return Headers(tensors, count)

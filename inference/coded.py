@@ -1,0 +1,71 @@
+"""Opening a quantized checkpoint with the codes that its files have: nothing is rounded anew, nor inflated.
+
+    if formats := quantized_as(opened):                          # such as ("Q4_K", "Q6_K")
+        model = load_codes(opened, torch.device("cpu"))
+
+The language model's matrices keep their codes. What has none there, because the file leaves it in floats (a
+head, say) or in a format without whole codes (NF4, NVFP4, IQ types), is rounded to eight bits in groups of
+32, and a line says so. Tower and projector are bfloat16. Everything small is in the device's arithmetic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from generation.codes import CodedEmbedding, CodedLinear, Codes
+from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
+from messages import counted
+from models.checkpoints.files import Opened, naming
+from models.checkpoints.gguf import read_header
+from models.checkpoints.quantized import settings_of
+from models.checkpoints.sources import GgufFiles
+from models.checkpoints.weights import FLOATS, Reading, trim
+from models.vision_language_model import VisionLanguageModel
+
+logger = logging.getLogger(__name__)
+
+
+def quantized_as(opened: Opened) -> tuple[str, ...]:
+    """The formats of a checkpoint's quantized matrices, that of most weights first; () where it has none."""
+    if not isinstance(opened.files, GgufFiles):
+        settings = settings_of(opened.config)
+        return (str(settings.get("quant_method")),) if settings else ()
+    sizes: Counter[str] = Counter()
+    with naming(opened.source):
+        for place in read_header(opened.files.headers[0]).tensors.values():
+            sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
+    return tuple(kind for kind, size in sizes.most_common() if size)
+
+
+def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
+    """A model with the codes of its files on this device."""
+    rounded: Counter[str] = Counter()  # matrices by their formats
+
+    def put(model: nn.Module, names: Sequence[str], read: Reading) -> None:
+        if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
+            put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
+            return
+        codes = read.codes()
+        if codes is None:
+            rounded[read.entry.dtype] += 1
+            codes = Codes.rounded(read())
+        codes = codes.to(device)
+        for path in (name.removesuffix(".weight") for name in names):
+            layer = model.get_submodule(path)
+            if isinstance(layer, nn.Embedding):
+                model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
+            else:
+                model.set_submodule(path, CodedLinear(codes, layer.bias))
+        trim()
+
+    model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)
+    if rounded:
+        kinds = ", ".join(f"{count} in {kind}" for kind, count in rounded.items())
+        what = counted(rounded.total(), "matrix", "matrices")
+        logger.warning("%s: %s without codes to keep, %s: rounded to 8 bits", opened.source, what, kinds)
+    return model
