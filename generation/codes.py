@@ -122,7 +122,7 @@ class Codes:
         x = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, 32))
         scale = (x.abs().amax(2).clamp_(1e-5, 8e6) / 127).half()
         codes = (x / scale[..., None].float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
-        words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))
+        words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))[:, : -(-weight.shape[1] // 32)]
         return cls(Form.HALF_ZERO, 8, weight.shape[1], 32, packed(codes.flatten(1), 8), words)
 
     def group(self) -> Group:

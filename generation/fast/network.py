@@ -16,8 +16,15 @@ from typing import Any
 from torch import nn
 
 _FAST = "generation.fast"
-LINEAR = (nn.Linear, f"{_FAST}.quantized.PackedLinear", f"{_FAST}.native.panels.PanelLinear")
-EMBEDDING = (nn.Embedding, f"{_FAST}.quantized.PackedEmbedding", f"{_FAST}.native.panels.PanelEmbedding")
+_CODES = "generation.codes.Coded"
+LINEAR = (
+    *(nn.Linear, f"{_CODES}Linear"),
+    *(f"{_FAST}.quantized.PackedLinear", f"{_FAST}.native.panels.PanelLinear"),
+)
+EMBEDDING = (
+    *(nn.Embedding, f"{_CODES}Embedding"),
+    *(f"{_FAST}.quantized.PackedEmbedding", f"{_FAST}.native.panels.PanelEmbedding"),
+)
 NORMS = (nn.RMSNorm, nn.LayerNorm)
 
 

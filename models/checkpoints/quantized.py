@@ -400,13 +400,13 @@ def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str
             found[f"{stem}.weight"] = CodedEntry(
                 first.path, label, shape, first.begin, first.end, scheme, parts, own
             )
-    return _from_mlx(found) if settings["quant_method"] == "mlx" else found
+    return _from_mlx(found) if settings.get("quant_method") == "mlx" else found
 
 
 def _fits(scheme: Scheme, parts: Mapping[str, Entry], settings: Mapping) -> bool:
     if any(name not in parts for name in scheme.parts) or parts[scheme.parts[0]].dtype != scheme.dtype:
         return False
-    return scheme.label != "AWQ" or settings["quant_method"] == "awq"
+    return scheme.label != "AWQ" or settings.get("quant_method") == "awq"
 
 
 # MLX's names -> the Hub's.

@@ -43,6 +43,8 @@ typedef struct {
     const int32_t *sum;     /* (rows,), of int8 weights: the sum of each row */
     const float *bias;      /* (rows,) or NULL */
     int64_t rows, columns;
+    const uint32_t *words, *coarse; /* of the groups of codes.h, whose codes are in `panels` then */
+    int64_t form, bits, span;       /* form: 0 where there are none */
 } Matrix;
 
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -359,6 +361,10 @@ static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
 #define MOST_WIDE MOST_ROWS
 #endif
 
+#if WEIGHT_BITS == 4
+#include "codes.h"
+#endif
+
 /* --------------------------------------------------------------------------------------------------- activations */
 
 /* Rows of activations as the kernels take them: `tokens` of them, each `halves` rows `stride` words apart. Only with
@@ -408,6 +414,8 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
             }
             memset(out + count, 0, GROUP - count);
             sums[half] = (int16_t)sum;
+            sums[2 + half] = 0; /* that of the first 16 */
+            for (int64_t i = 0; i < GROUP / 2; i++) sums[2 + half] = (int16_t)(sums[2 + half] + out[i]);
         }
     }
 #elif WEIGHT_BITS == 8
@@ -468,7 +476,8 @@ static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int6
 static void embed(Matrix m, int64_t id, float *x) {
     const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
 #if WEIGHT_BITS == 4
-    for (int64_t i = 0; i < m.columns; i++) {
+    if (m.form) embed_codes(m, id, x);
+    for (int64_t i = 0; !m.form && i < m.columns; i++) {
         const uint32_t *block = unit + i / BLOCK_COLUMNS * BLOCK_OF_UNITS * PANEL;
         int half = i / GROUP % 2, code = block[(1 + i % BLOCK_COLUMNS / 8) * PANEL] >> (i % 4 * 8 + i / 4 % 2 * 4) & 15;
         uvec first = block[0] - (uvec){0};
@@ -570,7 +579,7 @@ static inline __attribute__((always_inline)) vec finish_vector(Matrix m, Inputs 
 #if WEIGHT_BITS == 8
     value *= load_f32(m.scale + column) * in.scale[token];
 #elif WEIGHT_BITS == 4
-    value *= load_f32(m.scale + column);
+    if (!m.form) value *= load_f32(m.scale + column);
 #endif
     if (m.bias) value += load_f32(m.bias + column);
     return value;
@@ -603,12 +612,36 @@ static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64
 /* Whether each thread makes the same outputs of every matrix of one shape. */
 static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
 
+#if WEIGHT_BITS == 4
+/* Outputs of a panel of codes for rows [first, first + count), at most BLOCK_ROWS. */
+static void product_of_codes(Matrix m, Inputs in, int64_t panel, int64_t first, int64_t count, Output out) {
+    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
+    uint32_t opened[OPENED * MOST_OPENED] __attribute__((aligned(64)));
+    int64_t blocks = (m.columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    const Kernel *kernels = m.form == SIXTEENTHS ? coded_16 : coded_32;
+    for (int64_t b = 0; b < blocks; b += OPENED) {
+        int64_t here = blocks - b < OPENED ? blocks - b : OPENED, size = open_codes(m, panel, b, here, opened);
+        const uint32_t *x = in.x + first * in.stride + b * BLOCK_OF_WORDS;
+        for (int64_t r = 0, some; r < count; r += some) {
+            some = m.form == FP8 ? 1 : count - r < MOST_CODED ? count - r : MOST_CODED;
+            if (m.form == FP8) coded_floats(x + r * in.stride, opened, size, here, b == 0, c + r * PANEL);
+            else kernels[some](x + r * in.stride, in.stride, opened, size, here, b == 0, c + r * PANEL, PANEL);
+        }
+    }
+    for (int64_t r = 0; r < count; r++) finish(m, in, first + r, panel, c + r * PANEL, PANEL, out);
+}
+#endif
+
 /* y = x W^T + b: all threads of a team call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out, Member *me) {
     if (!in.tokens) return;
     int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
     if (evenly_shared(in)) {
         share(me, panels, &from, &to);
+#if WEIGHT_BITS == 4
+        for (int64_t panel = from; m.form && panel < to; panel++) product_of_codes(m, in, panel, 0, rows, out);
+        if (m.form) return;
+#endif
         int streams = few_streams[rows];
         int64_t apart = (to - from) / streams, rest = from + apart * streams;
         walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
@@ -623,6 +656,12 @@ static void product(Matrix m, Inputs in, Output out, Member *me) {
         int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
         int64_t most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves; /* of a token together */
         const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
+#if WEIGHT_BITS == 4
+        if (m.form) {
+            product_of_codes(m, in, panel, first, count, out);
+            continue;
+        }
+#endif
         const uint32_t *w = m.panels + panel * units * PANEL, *coming = after < 0 ? w : m.panels + after % panels * units * PANEL;
         for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
             int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from generation.codes import CodedLinear, CodedWeight
 from generation.fast.native.build import library_parts, load_library
 from generation.fast.native.passes import Pass, run_pass
 from generation.fast.quantized import (
@@ -47,6 +48,8 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("panels", "scale", "sum", "bias")),
         *((name, _LONG) for name in ("rows", "columns")),
+        *((name, _POINTER) for name in ("words", "coarse")),
+        *((name, _LONG) for name in ("form", "bits", "span")),
     )
 
 
@@ -97,6 +100,9 @@ class PanelWeight(nn.Module):
     scale: Tensor | None
     sum: Tensor | None
     bias: Tensor | None
+    words: Tensor | None  # of codes (native/codes.h), as `coarse`
+    coarse: Tensor | None
+    kind: tuple[int, int, int] = (0, 0, 0)  # form, bits and span of codes
 
     def __init__(
         self,
@@ -137,23 +143,43 @@ class PanelWeight(nn.Module):
             sums = F.pad(torch.cat(counted), (0, padding))
         self.register_buffer("scale", scale)
         self.register_buffer("sum", sums)
+        self.register_buffer("words", None)
+        self.register_buffer("coarse", None)
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
 
     @classmethod
     def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
-        """A layer made of weight, scale, sum and bias as another one had them."""
+        """A layer made of weight, scale, sum and bias as another one had them, or of codes."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = shape
-        for name in ("weight", "scale", "sum", "bias"):
+        for name in ("weight", "scale", "sum", "bias", "words", "coarse"):
             made.register_buffer(name, parts.get(name))
+        return made
+
+    @classmethod
+    def of_codes(cls, layer: CodedWeight) -> PanelWeight:
+        """A layer with the codes of another one."""
+        panel, codes = load_panels(4).ocelli_panel(), layer.codes
+        padding = -layer.out_features % panel
+
+        def panels(rows: Tensor) -> Tensor:
+            """int32 (R, n) -> (panels, n, outputs of a panel)"""
+            return F.pad(rows, (0, 0, 0, padding)).unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+
+        bias = None if layer.bias is None else F.pad(layer.bias.detach().float(), (0, padding))
+        parts = {name: panels(rows) for name, rows in zip(("weight", "words", "coarse"), codes.tensors)}
+        made = cls.of((layer.out_features, layer.in_features), **parts, bias=bias)
+        made.kind = codes.form, codes.bits, codes.span
         return made
 
     @classmethod
     def sharing(cls, other: PanelWeight) -> PanelWeight:
         """A layer with the weights of another one, and no bias."""
-        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum")}
-        return cls.of((other.out_features, other.in_features), **parts)
+        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum", "words", "coarse")}
+        made = cls.of((other.out_features, other.in_features), **parts)
+        made.kind = other.kind
+        return made
 
     def _apply(self, fn, recurse: bool = True):
         """Called by `.to()`, `.half()` and the like."""
@@ -189,9 +215,9 @@ class PanelWeight(nn.Module):
     @property
     def matrix(self) -> Matrix:
         """Its addresses, which hold as long as this module is where it is."""
-        parts = (self.weight, self.scale, self.sum, self.bias)
-        addresses = (None if part is None else part.data_ptr() for part in parts)
-        return Matrix(*addresses, self.out_features, self.in_features)
+        parts = (self.weight, self.scale, self.sum, self.bias, self.words, self.coarse)
+        addresses = [None if part is None else part.data_ptr() for part in parts]
+        return Matrix(*addresses[:4], self.out_features, self.in_features, *addresses[4:], *self.kind)
 
 
 class PanelLinear(PanelWeight):
@@ -230,10 +256,12 @@ def to_panel(
     layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
 ) -> PanelWeight:
     """The replacement of a layer in panels: a `Make`. bits, moments: see `PanelWeight`."""
-    kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear) else PanelEmbedding
+    kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear | CodedLinear) else PanelEmbedding
     bias = getattr(layer, "bias", None)
     if first is not None and bias is None:
         return kind.sharing(first)
+    if isinstance(layer, CodedWeight):
+        return kind.of_codes(layer)
     return kind(layer.weight, getattr(layer, "scale", None), bias, bits, moments)
 
 
@@ -257,7 +285,7 @@ def round_layer(
 def to_panels(model: nn.Module) -> nn.Module:
     """Put the weights of every linear layer and token embedding into panels, in place. Everything small, and
     with it all arithmetic, becomes float32. Layers that are in panels already stay. Raises NoCompiler."""
-    replace_layers(model, to_panel, (*LAYERS, PackedLinear, PackedEmbedding))
+    replace_layers(model, to_panel, (*LAYERS, PackedLinear, PackedEmbedding, CodedWeight))
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
     return model
@@ -290,7 +318,7 @@ def unreadable(network: nn.Module) -> str | None:
     devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
     if devices != {"cpu"}:
         return f"the weights are on {' and '.join(sorted(devices))}"
-    kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight)
+    kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight, CodedWeight)
     modules = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
     if len(types) > 1 or not types <= set(map(str, BITS)):
