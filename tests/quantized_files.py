@@ -7,13 +7,17 @@ that they stand for by arithmetic written apart from what reads them.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from generation.codes import CodedEmbedding, CodedLinear, Codes, Form, packed, pair
 
 GROUP = 32
+DRAWN = ((Form.HALF_ZERO, 4), (Form.BF16_LEAST, 4), (Form.FLOAT_ZERO, 8), (Form.BF16_LEAST, 8), (Form.FP8, 8))
 # What config.json says, by the names of the makers.
 SETTINGS: dict[str, dict[str, Any]] = {
     "awq": {
@@ -150,3 +154,28 @@ def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple
     tensors |= {"weight.quant_map": table, "weight.quant_state.bitsandbytes__nf4": raw}
     numbers = (table[flat] * largest[np.arange(len(flat)) // 64]).view(rows, columns)
     return tensors, numbers
+
+
+def drawn(rows: int, columns: int, which: int) -> Codes:
+    """Codes of a matrix of any size about as large as those of a layer, in one of several forms."""
+    draw = torch.Generator().manual_seed(which)
+    form, bits = DRAWN[which % len(DRAWN)]
+    codes = torch.randint(0, 2**bits, (rows, columns), generator=draw, dtype=torch.uint8)
+    codes = codes & 0xB7 if form == Form.FP8 else codes  # no larger than 1
+    low = (0.5 + torch.rand(rows, -(-columns // 32), generator=draw)) * 0.7 / 2**bits
+    high = {
+        Form.BF16_LEAST: (-low * 2 ** (bits - 1)).bfloat16(),
+        Form.HALF_ZERO: torch.full_like(low, 8),
+    }.get(form)
+    kind = torch.bfloat16 if form == Form.BF16_LEAST else torch.float16
+    words = (low * 99).view(torch.int32) if form == Form.FP8 else low.view(torch.int32)
+    words = words if high is None else pair(low.to(kind), high)
+    return Codes(form, bits, columns, 32, packed(codes, bits), words)
+
+
+def to_codes(precision: str, layer: nn.Module, names: Sequence[str], first: nn.Module | None) -> nn.Module:
+    """A `Make` (generation/fast/quantized.py): layers of codes in all forms that fit any width."""
+    codes = drawn(*layer.weight.shape, len("".join(names))) if first is None else first.codes
+    if isinstance(layer, nn.Embedding):
+        return CodedEmbedding(codes, torch.float32)
+    return CodedLinear(codes, layer.bias)

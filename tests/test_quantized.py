@@ -12,7 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from generation.codes import CodedEmbedding, CodedLinear, Codes
+from generation import kv_cache as kv
+from generation.codes import CodedEmbedding, CodedLinear, Codes, Form
+from generation.fast.native.panels import PanelEmbedding, PanelLinear
+from generation.fast.native.step import NativeStep
+from generation.fast.quantized import pack
+from generation.steps import Step
 from inference.checkpoint import open_checkpoint
 from inference.coded import quantized_as
 from models import VisionLanguageModel
@@ -21,7 +26,8 @@ from models.checkpoints.quantized import BLOCKS, codes_of_blocks, quantized_entr
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import read_header, read_tensor
 from tests import qwen_checkpoints
-from tests.quantized_files import SETTINGS, make
+from tests.quantized_files import DRAWN, SETTINGS, drawn, make, to_codes
+from tests.test_fast_decode import make_model, needs_compiler, walk  # noqa: F401  (for every test here)
 from tests.test_gguf import random_blocks
 from tools.inspect import inspect
 
@@ -83,6 +89,55 @@ def test_layers_of_codes_are_those_of_their_numbers():
     assert torch.equal(CodedEmbedding(codes, torch.float32)(ids), numbers[ids])
 
 
+def check_products(codes: Codes) -> None:
+    """C's of some rows are those of the numbers, but that activations are rounded to bytes; and a row's have
+    the same bits whatever is beside it."""
+    draw, weight = torch.Generator().manual_seed(0), codes.numbers()
+    x = torch.randn(131, codes.columns, generator=draw)
+    layer = PanelLinear.of_codes(CodedLinear(codes))
+    whole, expected = layer(x), x.double() @ weight.double().T
+    assert (whole - expected).norm() < 0.008 * expected.norm()
+    for count in (1, 2, 3, 4, 5, 16):
+        assert torch.equal(layer(x[:count]), whole[:count])
+    x[2, 5] = torch.inf
+    assert layer(x)[2].isnan().all() and torch.equal(layer(x)[3], whole[3])
+    ids = torch.tensor([0, len(weight) - 1, 2])
+    rows = PanelEmbedding.of_codes(CodedEmbedding(codes, torch.float32))(ids)
+    torch.testing.assert_close(rows, weight[ids], atol=1e-6 * weight.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_products_in_c_of_blocks(kind):
+    raw = torch.from_numpy(random_blocks(kind, 37, 512 if kind.endswith("_K") else 416))
+    codes = codes_of_blocks(raw, kind)
+    scales = codes.words if codes.coarse is None else codes.coarse
+    halves = scales.view(torch.int16)
+    halves.copy_((halves & 0x83FF) | 0x1C00 if codes.form != Form.HALF_ZERO else halves)
+    if codes.form == Form.HALF_ZERO:  # the scale alone, not the zero
+        scales.copy_((scales & ~0x7C00) | 0x1C00)
+    check_products(codes)
+
+
+@pytest.mark.parametrize("which", range(len(DRAWN)))
+def test_products_in_c_at_odd_widths(which):
+    for columns in (8, 33, 96, 200):
+        check_products(drawn(21, columns, which))
+
+
+@torch.no_grad()
+def test_a_step_in_c_runs_codes():
+    """Of several forms in one model, tied head and all; alone as beside others."""
+    lm = pack(make_model(tied=True), "codes", to_codes).language_model
+    expected, _ = walk(Step(lm), lm, 16, 8, lm.cache_dtype)
+    step = NativeStep(lm)
+    got, _ = walk(step, lm, 16, 8, lm.cache_dtype)
+    assert (got - expected).norm() < 0.05 * expected.norm()
+    cache = kv.allocate_for(lm, 1, 16)
+    tokens = torch.randint(0, lm.config.vocab_size, (16, 1), generator=torch.Generator().manual_seed(0))
+    for row in (0, 7):
+        assert torch.equal(step(tokens[row : row + 1], cache, 0)[0], got[0, row])
+
+
 def quantized(folder: Path, kind: str) -> None:
     """Give a folder's text part the matrices of a format, all but its head and its table."""
     tensors, draw = load_file(folder / WEIGHTS), np.random.default_rng(0)
@@ -131,4 +186,7 @@ def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog
     told = inspect(str(tmp_path / kind))
     size = sum({one.data_ptr(): one.nbytes for one in checkpoint.model.state_dict().values()}.values())
     assert told["fits"] == "yes" and abs(told["memory"]["codes"]["weights"] / size - 1) < 0.02
+    assert checkpoint.compiled().fast.chosen == "native C step"
+    lm = checkpoint.model.language_model
+    assert (lm.logits(lm(lm.embed(ids))[0]) - theirs).norm() < 0.05 * theirs.norm()
     assert open_checkpoint(tmp_path / kind, dtype="float32").dtype == "float32"

@@ -389,6 +389,7 @@ def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str
             if scheme is None or leaf == "bias":
                 found[f"{stem}.{leaf}" if stem else leaf] = entry
         if scheme is not None:
+            parts = {leaf: entry for leaf, entry in parts.items() if leaf != "bias"}
             first = parts[scheme.parts[0]]
             shape = scheme.shape(first.shape, own["bits"])
             if scheme.label == "NF4":
