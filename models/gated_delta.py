@@ -65,8 +65,8 @@ class GatedDeltaRule(nn.Module):
         }
 
     def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: Any) -> Tensor:
-        """x (B, T, D) -> (B, T, D); `at` is a `models.language_model.At`. Positions beyond a row's length leave
-        no trace in the cache."""
+        """x (B, T, D) -> (B, T, D); `at` is a `models.language_model.At`. Positions beyond a row's length
+        leave no trace in the cache."""
         inputs = self.in_proj_qkv(x)
         rate = self.in_proj_b(x).sigmoid().float()  # (B, T, H)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
