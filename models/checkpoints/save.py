@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
         for name, one in found.items():
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
-                make = lambda one=one: one.make().bfloat16()
-                found[name] = Pending(one.shape, torch.bfloat16, make)
+                found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
     return found
 
 
@@ -186,6 +186,10 @@ class Pending:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _narrow(wide: Pending) -> Tensor:
+    return wide.make().bfloat16()
 
 
 def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
