@@ -28,7 +28,7 @@ BATCH = [
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     """Windows shorter than the prompts, layers that read the keys of others, numbers for each layer."""
     theirs = save_hf(tmp_path, seed)
@@ -45,7 +45,7 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     for how in ({}, {"use_cache": False}, {"prefill_chunk": 7}):
         got = ours.generate(**inputs, max_new_tokens=10, stop_token_ids=[], **how)
         assert torch.equal(got, answers[:, ids.shape[1] :]), how
-    if seed < 4:
+    if seed < 2:
         ours.save_pretrained(tmp_path / "saved", processor)
         again = Gemma4ForConditionalGeneration.from_pretrained(tmp_path / "saved")
         assert torch.equal(again(**given).logits[real], expected)
