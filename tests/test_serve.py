@@ -357,7 +357,7 @@ def text_only(text: object) -> dict:
         ({"stop": ""}, 400, "stop[0]"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "array"}}}, 400, "response_format"),
         ({"guided_json": {"a": 1}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
         ({"guided_regex": "a"}, 400, "guided_regex"),
         ({"grammar": "a"}, 400, "grammar"),
