@@ -363,7 +363,6 @@ def test_the_shapes_world_with_its_controls(shapes):
     }
     # The embedded model knows this world by looking at it.
     assert row["score"] > 0.8 and row["blind"] < 0.5
-    assert sum(length["n"] for length in results["answer_lengths"]) == 20
     assert results["model"]["revision"].startswith("sha256:") and results["task"]["scoring"]
     assert {"torch", "transformers", "python"} <= results["versions"].keys()
     assert results["samples_per_second"] == 20 / results["seconds"]
