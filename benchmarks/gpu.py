@@ -63,7 +63,7 @@ def sections(device: str) -> dict[str, Section]:
     prove = ["-m", "eval", "prove", "checkpoints/ocelli-shapes"]
     found = {
         "env": Section(40, ["-c", f"from benchmarks.gpu import env; env({device!r})"]),
-        "prove": Section(60, [*prove, "--device", device, "--quick", "--html", "runs/gpu-prove.html"]),
+        "prove": Section(60, [*prove, "--device", device, "--quick", "--html", "runs/gpu/prove.html"]),
         "tests": Section(60, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
         "decode": Section(150, [*decode, "ours-fast,transformers-static", *bfloat16, *contexts]),
         "rounded": Section(90, [*decode, "ours-fast", "--precisions", "int8,int4", *contexts]),
