@@ -18,8 +18,8 @@ from inference.batch_files import (
 )
 from inference.command import log
 from inference.flags import check_model, option, positive
-from inference.locks import only_writer
 from inference.printing import MOST_SHOWN
+from inference.results import only_writer
 from messages import counted
 
 # What answers depend on as well, where it is given.
