@@ -33,7 +33,6 @@ from inference.markup import MARKUPS
 from inference.thinking import Think, Thinking, for_prompt, form_of
 
 if TYPE_CHECKING:
-    from inference.checkpoint import Checkpoint
     from inference.constraint import Constraints
 
 MOST_BYTES = 256 * 2**20  # of forms that are kept for the next answers
@@ -211,16 +210,14 @@ def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
     return replace(options, max_new_tokens=form.tokens)
 
 
-def limited(
-    checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions
-) -> GenerationOptions:
-    """Options of the answers to one prompt, as far as its context has room for choices and thinking."""
+def limited(checkpoint: Any, row: EncodedConversation, options: GenerationOptions) -> GenerationOptions:
+    """Options of a `Checkpoint`'s answers to one prompt, as far as there is room for choices and thinking."""
     options = for_choices(options, checkpoint.context - len(row.input_ids))
     return for_prompt(checkpoint, row, options) if isinstance(options.constraint, Think) else options
 
 
 def requests_for(
-    checkpoint: Checkpoint, row: EncodedConversation, limit: int, options: GenerationOptions
+    checkpoint: Any, row: EncodedConversation, limit: int, options: GenerationOptions
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)

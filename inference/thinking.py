@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from data.thinking import ThinkingMarks
     from data.tokenizer import AnyTokenizer
     from generation.protocol import Constraint  # imports torch, which --help does without
-    from inference.checkpoint import Checkpoint
 
 THINK_TOKENS = 1024  # of thinking, where nobody says how many
 
@@ -149,11 +148,9 @@ def held_to(options: GenerationOptions, form: Form | None) -> GenerationOptions:
     return replace(options, constraint=replace(held, form=form) if isinstance(held, Think) else form)
 
 
-def for_prompt(
-    checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions
-) -> GenerationOptions:
-    """Options that ask for thinking, as a model answers this prompt with: `max_new_tokens` with those of the
-    thinking, as far as the context has room."""
+def for_prompt(checkpoint: Any, row: EncodedConversation, options: GenerationOptions) -> GenerationOptions:
+    """Options that ask for thinking, as the model of a `Checkpoint` answers this prompt with them: with the
+    tokens of the thinking in `max_new_tokens`, as far as the context has room."""
     think, thinking = options.constraint, checkpoint.thinking
     assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
@@ -178,7 +175,7 @@ def budget_of(options: GenerationOptions) -> int | None:
     return options.constraint.tokens if isinstance(options.constraint, Think) else None
 
 
-def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
+def thinking_end(checkpoint: Any, ids: Sequence[int], budget: int | None) -> str:
     """The reason why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of
     its budget, or, unasked (None), with the answer."""
     thinking = checkpoint.thinking

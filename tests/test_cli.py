@@ -129,13 +129,6 @@ def test_a_question_without_quotes_is_called_that(complaint, photo, tmp_path, wo
     assert "quotes" in said and not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    "names", [["nosuch.jpg", "other.png"], ["a/b", "c/d"], ["lost*", "x*"], ["a.jsonl", "b.csv"]]
-)
-def test_lost_images_are_no_question(complaint, names):
-    assert "quotes" not in complaint(*names, "-q", "What is this?")
-
-
 def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
     ask = ("-q", "how many?", "--max-new-tokens", 2)
     (expected,) = as_json(photo, *ask)
