@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data.tools import Tool
-from inference.apart import TrialFailed, Trials
 from inference.calls import CallReader
 from inference.errors import RequestError
 from inference.markup import NAMED, VALUES, Markup, Rules, quoted, slashes_escaped
@@ -175,15 +174,6 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
         text = f" | {words}" if words else ""
         return f"{_START}{markup.answer(use.tools, use.several, rules)}{text}\n{rules}"
     return f"start: {markup.block(use.tools, use.several, rules)}\n{rules}"
-
-
-def check_grammar(grammar: str) -> str:
-    """Refuse, before any model is loaded, what llguidance does not understand. Returns the grammar."""
-    try:
-        Trials(None)(grammar)
-    except TrialFailed as error:
-        raise RequestError(refusal(str(error))) from None
-    return grammar
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from inference.errors import RequestError
 from inference.forms import LEAST_KEPT
 from inference.grammar import (
     MOST_BYTES,
-    check_grammar,
     choice_grammar,
     grammar_of,
     json_grammar,
@@ -572,8 +571,6 @@ def test_what_a_request_names():
             response_grammar(wrong)
     with pytest.raises(RequestError):
         grammar_of(schema, ["yes"])
-    with pytest.raises(RequestError):
-        check_grammar(pattern_grammar("("))
 
 
 def sentencepiece_like() -> Tokenizer:

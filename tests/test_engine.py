@@ -18,12 +18,12 @@ from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
 from inference.answer import ask
 from inference.answer_text import AnswerText
-from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.forms import Forms
 from inference.grammar import choice_grammar
 from tests.documents import ROOT
 from tests.house import data_url
+from tests.maps import attention_maps
 from tests.servers import FOLDER, message
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
