@@ -12,6 +12,7 @@ At the command line `ocelli photo.jpg "What is this?"` asks, and `ocelli --help`
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from importlib import import_module
@@ -83,6 +84,15 @@ def main() -> None:
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
-        program = "generate"
+        program, known = "generate", (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where")
+        if (
+            (meant := messages.did_you_mean(first, known))
+            and first not in known
+            and not os.path.exists(first)
+        ):
+            print(
+                f"ocelli: error: {messages.printable(first)}: no such command or file{meant}", file=sys.stderr
+            )
+            sys.exit(2)
     sys.argv[1:], messages.COMMAND = arguments, "ocelli"
     runpy.run_module(_BELOW + program, run_name="__main__", alter_sys=True)
