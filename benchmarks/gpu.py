@@ -43,7 +43,7 @@ TABLES = {
 
 
 class Section(NamedTuple):
-    """seconds: at most. arguments: of Python; what it prints ends with a line of JSON, but for tests and prove."""
+    """seconds: at most. arguments: of Python, which ends with a line of JSON, but for tests and prove."""
 
     seconds: int
     arguments: list[str]
