@@ -26,13 +26,13 @@ from generation.fast.network import DECODER, PACKED_TOWER
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.session import Session
-from inference.attribution.attention import attention_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes
 from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
+from tests.maps import attention_maps
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.stored import export_tensors
