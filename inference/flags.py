@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from data.errors import ImageError, nearest_file
+from data.errors import ImageError
 from inference.errors import check_text_only
 from inference.thinking import THINK_TOKENS
 from messages import did_you_mean, for_terminal, named, one_line, printable
@@ -184,16 +184,16 @@ def is_question(text: str) -> bool:
 
 
 def check_image_name(name: str, advice: str = "") -> None:
-    """Raises ImageError if a path names no file: with the nearest name, or else with `advice`."""
+    """Raises ImageError if a path names no file: with `advice`."""
     if name != STDIN and not _URL.match(name) and not os.path.lexists(os.path.expanduser(name)):
         raise ImageError(f"{name!r}: no such file{lost(name, advice)}")
 
 
 def lost(name: str, advice: str = "") -> str:
-    """The end of a sentence about a name of no file: the nearest one, or what it may have been meant as."""
+    """The end of a sentence about a name of no file: what it may have been meant as."""
     is_path = is_image_name(name) or any(mark in name.rstrip(".,;:!") for mark in "./*?[")
     quotes = "; a text of several words, such as a question, needs quotes around it"
-    return nearest_file(name, folders=True) or (f", check the path{advice}" if is_path else quotes)
+    return f", check the path{advice}" if is_path else quotes
 
 
 # ------------------------------------------------------------------------------- what the programs print
