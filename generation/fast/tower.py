@@ -191,7 +191,9 @@ class FastTower(nn.Module):
     ) -> None:
         """Patches (P, C · side · side) of one part, what is added to their embeddings (P, D), cos and sin
         (P, 1, D_h), and the windows' lengths -> out (P, D) or (P, outputs, D)."""
-        segments = (structure("Segment") * len(windows))(*zip(accumulate(windows, initial=0), windows))
+        segments = (structure("Segment") * len(windows))(
+            *map(structure("Segment"), accumulate(windows, initial=0), windows)
+        )
         given = [None if part is None else part.float().contiguous() for part in (patches, places, *rope)]
         addresses = (None if part is None else part.data_ptr() for part in given)
         longest = max(windows, default=0)

@@ -22,6 +22,7 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -171,7 +172,7 @@ def structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-def _type_of(kind: str, pointer: bool, arrays: set[str]) -> type:
+def _type_of(kind: str, pointer: bool, arrays: set[str]) -> Any:
     if kind not in _NUMBERS and f"}} {kind};" in _TEXT:
         return ctypes.POINTER(structure(kind)) if pointer else structure(kind)
     if pointer and kind not in arrays:
