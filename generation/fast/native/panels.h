@@ -151,8 +151,9 @@ INLINE void end_panel(const sums *sum, total *out, int first) {
     ((sums_at *)out)[1] = sum[1];
 #else
     vec low = __builtin_convertvector(sum[0], vec), high = __builtin_convertvector(sum[1], vec);
-    ((vec *)out)[0] = first ? low : low + ((vec *)out)[0];
-    ((vec *)out)[1] = first ? high : high + ((vec *)out)[1];
+    if (!first) low += ((vec *)out)[0], high += ((vec *)out)[1];
+    ((vec *)out)[0] = low;
+    ((vec *)out)[1] = high;
 #endif
 }
 
