@@ -140,7 +140,8 @@ class SlotRow(Row):
 
 @dataclass
 class Stats:
-    """What a scheduler has done so far.
+    """What a scheduler has done so far. Of the tokens that were `proposed`, and so verified, answers hold
+    those that were `accepted`, each of which saved a pass.
 
     On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
     waited for to take the time.
@@ -152,6 +153,8 @@ class Stats:
     reused: int = 0
     tiles_encoded: int = 0
     decode_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
     )

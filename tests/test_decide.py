@@ -23,11 +23,10 @@ from inference.conversation import Conversation
 from inference.errors import RequestError
 from inference.grammar import choice_grammar, read_choices
 from inference.thinking import Think, held_to
-from tests import invariants, qwen_checkpoints, tiny
+from tests import invariants, qwen_checkpoints
 from tests.invariants import details
 from tests.processors import draw_image
 from tests.prompts import inputs_of, tiny_vlm, words
-from tests.test_generate_transformers import models
 from tests.test_qwen_vl import for_transformers
 from tests.test_thinking import folders as folders
 
@@ -77,19 +76,6 @@ def test_every_way_gives_the_probabilities_of_teacher_forcing(entrance, model, m
                 assert more or one.decision.chosen == max(range(len(ANSWERS)), key=expected.__getitem__)
 
 
-def test_probabilities_are_those_of_transformers():
-    (theirs, ours), case = models("idefics3-2-images"), tiny.CASES["idefics3-2-images"]
-    inputs = tiny.make_inputs(case)
-    options = GenerationOptions(constraint=Choices(ANSWERS, STOPS), stop_token_ids=STOPS, max_new_tokens=6)
-    (decision,) = ours.generate_detailed(**inputs, options=options).decisions
-    for ids, got in zip(ANSWERS, decision.logprobs, strict=True):
-        whole = torch.cat((inputs["input_ids"], torch.tensor([ids[:-1]])), 1)
-        more = {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
-        with torch.no_grad():
-            logits = theirs(**inputs | more).logits[0, -len(ids) :]
-        assert got == pytest.approx(logprob_of(logits, ids, STOPS), abs=1e-5)
-
-
 def logprob_of(logits: torch.Tensor, ids, stops) -> float:
     logprobs = logits.double().log_softmax(-1)  # (n, V)
     said = logprobs[range(len(ids) - 1), list(ids[:-1])].sum()
@@ -128,21 +114,6 @@ def test_probabilities_are_those_of_transformers_with_the_template(qwen):
     assert result["probability_mass"] == [pytest.approx(sum(map(math.exp, expected)), rel=1e-4)]
     assert result["answers"] == [TEXTS[shares.index(max(shares))]]
     assert sum(result["probabilities"][0].values()) == pytest.approx(1, abs=1e-12)
-
-
-@pytest.mark.slow
-def test_answers_are_drawn_as_often_as_they_are_likely():
-    vlm, inputs = tiny_vlm(), inputs_of(words(1, 9))
-    options = {"constraint": Choices(ANSWERS, STOPS), "stop_token_ids": STOPS, "temperature": 1.5}
-    output = vlm.generate_detailed(**inputs, **options, seed=0, num_return_sequences=600, max_new_tokens=6)
-    drawn = [decision.chosen for decision in output.decisions]
-    shares = (torch.tensor(forced(vlm, inputs)) / 1.5).softmax(0).tolist()
-    for answer, share in enumerate(shares):
-        assert drawn.count(answer) / 600 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 600))
-    output = vlm.generate_detailed(**inputs, **options, seed=0, num_return_sequences=60, top_k=2)
-    assert {one.chosen for one in output.decisions} == {*torch.tensor(shares).topk(2).indices.tolist()}
-    alone = vlm.generate_detailed(**inputs, **options, seed=7, max_new_tokens=6)
-    assert alone.decisions[0].chosen == drawn[7]
 
 
 @pytest.mark.slow(but=1)

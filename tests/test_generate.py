@@ -235,7 +235,7 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
         (model, {"max_new_tokens": 251, "num_return_sequences": 5}, 5 * 350 + 100),
     ):
         with pytest.raises(CacheMemoryError, match=f"need {needed * per_position} bytes .*{available} are"):
-            answerer.generate_stream(**prompt, **options)
+            answerer.generate(**prompt, **options)
     assert not passes and session.kv_cache_bytes == 0
     session.generate(**prompt, max_new_tokens=2, **NO_STOP)
     available = 0  # what exists already needs nothing

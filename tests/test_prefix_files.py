@@ -200,18 +200,6 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
             PrefixFolder(path)
 
 
-def test_where_a_link_led_to_stays_the_folder(tmp_path):
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir(mode=0o700)
-    (link := tmp_path / "link").symlink_to(tmp_path / "first")
-    store, keys = store_in(link), torch.arange(TEXT_BLOCK)
-    link.unlink()
-    link.symlink_to(tmp_path / "second")
-    save(store, keys)
-    store.close()
-    assert blocks_in(tmp_path / "first") and not blocks_in(tmp_path / "second")
-
-
 def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
     keys = written(tmp_path)
     before = set(threading.enumerate())
@@ -411,9 +399,3 @@ def test_a_second_start_computes_the_question_alone(tmp_path, capsys, monkeypatc
     assert first["answers"] == again["answers"] and first["image_tokens"] > 0
     assert first["reused_tokens"] == 0
     assert min(again["reused_tokens"], other["reused_tokens"]) >= first["image_tokens"]
-
-
-def test_a_folder_that_cannot_be_one_is_refused_in_a_sentence(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert generate.main(["--prefix-cache", str(tmp_path / "file"), "--max-new-tokens", "1"]) == 2
-    assert "Traceback" not in capsys.readouterr().err

@@ -28,7 +28,6 @@ from generation.confidence import TokenLogprobs
 from generation.options import GenerationOptions
 from generation.sampling import Row, choose
 from generation.scheduler import Scheduler
-from generation.score import decide
 from generation.steps import Step
 from inference.answer import answer_text, answers_of, ask, encode, text_of
 from inference.asking import requests_for
@@ -399,12 +398,13 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
         while not one.stop_reason:
             logits = logits_of(1)
             logits[0, [*checkpoint.stop_token_ids[:1], thinking.end_ids[0]]] += number / 2
-            decide([one], logits, lambda _, said: (logits_of(len(ids)) for ids in said))
+            if (choice := one.constraint.choice) is not None and choice.decision is None:
+                choice.decide(one, logits[0], lambda said: (logits_of(len(ids)) for ids in said))
             choose([one], logits).read()
         result = answers_of(checkpoint, row, [one.tokens], options)
         (ids,), (thought,) = result["token_ids"], result["thinking_tokens"]
         assert thinking.end in thinking.text(one.tokens[:thought])
-        assert one.report.sums[1] <= len(ids)  # the confidence is of the answer
+        assert one.sums[1] <= len(ids)  # the confidence is of the answer
         assert thought <= budget + len(thinking.close_ids) + 25 and 1 <= len(ids) <= 25
         assert one.stop_reason == "stop" or len(ids) == 25 or len(one.tokens) == bound.max_new_tokens
         ended += one.stop_reason == "stop"
