@@ -444,21 +444,26 @@ class Mixture:
         return None if None in counts else sum(count or 0 for count in counts)
 
 
+_ROWS_A_CLASS = 5  # on average, or more: else answers are no classes
+
+
 class Share(NamedTuple):
     """The `share` of a dataset's rows that is held out, if `held_out`, or the others. They are the same ones
-    each time, shuffled, and where a column is a `ClassLabel` that share of each class."""
+    each time, shuffled, and that share of each class: of a `ClassLabel`, else of the answers where these are
+    few, as in a CSV of photographs with labels."""
 
     share: float
     held_out: bool
 
-    def of(self, rows: Any, path: str) -> Any:
-        """The rows of this share. Raises DatasetError for rows that cannot be divided."""
+    def of(self, rows: Any, path: str, answer: str = "answer") -> Any:
+        """The rows of this share; `answer` is the column of answers. DatasetError: they cannot be divided."""
         if isinstance(rows, Stream):
             raise DatasetError(f"{path}: --holdout: expected rows that are not streamed; use --eval-data")
         features = getattr(rows, "features", None) or {}
         column = next((key for key, one in features.items() if isinstance(one, library().ClassLabel)), None)
-        known = rows[column] if column else [0] * len(rows)
-        classes = np.array([-1 if one is None else one for one in known])
+        if column is None and getattr(features.get(answer), "dtype", "") in ("string", "large_string"):
+            column = answer if _ROWS_A_CLASS * len(set(rows[answer])) <= len(rows) else None
+        classes = np.array([*map(str, rows[column])] if column else [""] * len(rows))
         order = np.random.RandomState(0).permutation(len(rows))  # whose numbers never change
         chosen = np.zeros(len(rows), bool)
         for one in np.unique(classes):
@@ -485,7 +490,7 @@ def open_datasets(
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
-        rows = rows if share is None else share.of(rows, config.path)
+        rows = rows if share is None else share.of(rows, config.path, config.columns.get("answer", "answer"))
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")

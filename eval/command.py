@@ -19,8 +19,8 @@ from eval.results import (
     RESULTS,
     at_k_text,
     calibration_text,
+    classes_text,
     cut_off_text,
-    higher_limits,
     official_table,
     table_text,
 )
@@ -123,12 +123,14 @@ def _run_own(
     if not ranks.is_first:
         return
     print(for_terminal(table_text(results["families"])))
+    if results["classes"]:
+        print(for_terminal(f"\n{classes_text(results['classes'])}\n"))
     if results["at_k"]:
         print(f"\n{at_k_text(results)}\n")
     if calibrated := calibration_text(results):
         print(calibrated)
     if cut := cut_off_text(results):
-        print("; ".join(filter(None, (cut, higher_limits(results)))))
+        print(cut)
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     asked = counted(results["n"], "question")

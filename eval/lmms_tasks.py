@@ -6,7 +6,6 @@ shares of the image from 0 to 1 in square brackets, which few models write. Noth
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -31,6 +30,7 @@ from eval.statistics import score_interval
 from eval.tasks import TRIED
 from generation.options import GenerationOptions, SamplingParams
 from inference.checkpoint import Checkpoint, RequestError
+from messages import did_you_mean
 
 MAX_NEW_TOKENS = 1024  # where a task sets none
 _READ = ("until", "max_new_tokens", "do_sample", "temperature", "num_beams")
@@ -54,8 +54,10 @@ def check_known(tasks: Sequence[Task], known: Sequence[str]) -> None:
     for task in tasks:
         name = task if isinstance(task, str) else task["task"]
         if name not in known:
-            near = difflib.get_close_matches(name, {*TRIED, *known}) or ["one such as", *TRIED[:4]]
-            raise LmmsError(f"lmms-eval has no task {name!r}; expected {', '.join(near)}")
+            near = did_you_mean(name, {*TRIED, *known})
+            raise LmmsError(
+                f"lmms-eval has no task {name!r}{near}; expected one such as {', '.join(TRIED[:4])}"
+            )
 
 
 # --------------------------------------------------------------------------------- generation settings

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import statistics
@@ -25,12 +24,15 @@ import string
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, validate_call
 
 from data.boxes import COORDINATES
 from eval.boxes import Asked, figures, score_of
 
 Fields = Mapping[str, Any]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class MetricError(ValueError):
@@ -72,13 +74,6 @@ class Metric:
     targets_needed: int = 1
     chooses: bool = False
     same: Callable[[str, Fields], Hashable] | None = None
-
-
-# What differs between scorers of one name, which matters more than most models' differences.
-STYLES: dict[str, Any] = {
-    "boxes": COORDINATES,
-    "vqa_accuracy": ("vqav2", "textvqa"),  # textvqa, as MMF and EvalAI: first treats commas, ? and 's
-}
 
 
 # ------------------------------------------------------------------------------------------- exact match
@@ -151,8 +146,9 @@ def _normalise_vqa(text: str, style: str) -> str:
     return " ".join(_contractions().get(word, word) for word in words if word not in ("a", "an", "the"))
 
 
-def vqa_accuracy(style: str = "vqav2") -> Metric:
-    """min(1, people who gave this answer / 3), averaged over leaving each person out in turn."""
+def vqa_accuracy(style: Literal["vqav2", "textvqa"] = "vqav2") -> Metric:
+    """min(1, people who gave this answer / 3), averaged over leaving each person out in turn. The `style`
+    textvqa, as MMF's and EvalAI's, first treats commas, ? and 's."""
 
     def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
         normal = _normalise_vqa(answer, style)
@@ -182,7 +178,7 @@ def _edit_distance(one: str, other: str) -> int:
     return above[-1]
 
 
-def anls(threshold: float = 0.5) -> Metric:
+def anls(threshold: Share = 0.5) -> Metric:
     """1 - the smallest normalised edit distance to a target; 0 where that is below the threshold."""
 
     def distance(answer: str, target: str) -> float:
@@ -216,7 +212,7 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-def relaxed_accuracy(tolerance: float = 0.05, years_exact: bool = False) -> Metric:
+def relaxed_accuracy(tolerance: Share = 0.05, years_exact: bool = False) -> Metric:
     """Five percent of a year is a century, so that 1950 is a right answer to 2020, here as in the official
     scorer; `years_exact` asks for the very number where the target is 1000 to 2099."""
 
@@ -365,6 +361,8 @@ def asked_of(answer: str, fields: Fields) -> Asked:
 
 def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:
     """`corners` is how rows give boxes; see `data.box_rows`."""
+    if form not in COORDINATES:
+        raise MetricError(f"metric boxes: expected form as {' or '.join(COORDINATES)}, got {form!r}")
 
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:
         found = figures([asked_of(one.answer, one.fields) for one in samples], points)
@@ -383,7 +381,7 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
 
 # ----------------------------------------------------------------------------------------------- by name
 METRICS: dict[str, Callable[..., Metric]] = {
-    metric.__name__: metric
+    metric.__name__: validate_call(config={"strict": True})(metric)
     for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l, boxes)
 }
 
@@ -392,16 +390,9 @@ def find_metric(name: str, **options) -> Metric:
     """The metric of this name, with options of its own. Raises MetricError for what there is not."""
     if name not in METRICS:
         raise MetricError(f"unknown metric {name!r}; expected {' or '.join(sorted(METRICS))}")
-    known = inspect.signature(METRICS[name]).parameters
-    for option, value in options.items():
-        if option not in known:
-            raise MetricError(f"metric {name} has no option {option!r}; its options are {', '.join(known)}")
-        kind = type(known[option].default)
-        if kind is float:
-            fits, expected = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
-        else:
-            allowed = [True, False] if kind is bool else [*STYLES[name]]
-            fits, expected = value in allowed, " or ".join(str(one).lower() for one in allowed)
-        if not fits:
-            raise MetricError(f"metric {name}: expected {option} as {expected}, got {value!r}")
-    return METRICS[name](**options)
+    try:
+        return METRICS[name](**options)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        said = f"option {wrong['loc'][0]}: {wrong['msg']}, got {wrong['input']!r:.80}"
+        raise MetricError(f"metric {name}: {said}; docs/evaluate.md lists the options") from None

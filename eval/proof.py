@@ -439,8 +439,6 @@ class Proof:
         for name, each in times.items():
             first = min(seconds for seconds, _ in each)
             more = f"; Ocelli {rates['Ocelli'] / rates[name]:.1f} times as fast" if name != "Ocelli" else ""
-            first = min(seconds for seconds, _ in each)
-            more = f"; Ocelli {rates['Ocelli'] / rates[name]:.1f} times as fast" if name != "Ocelli" else ""
             said = f"{first * 1000:.0f} ms to the first token, {rates[name]:.0f} tokens/s{more}"
             yield f"{name} in float32", None, said
 

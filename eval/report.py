@@ -46,7 +46,7 @@ def write_report(
     groups = [("Worst answers", note, worst), ("Random answers", "drawn from all, right or wrong", some)]
     tables = [
         ("By kind of question", "questions about", results["families"][:-1]),
-        ("By length of the expected answer", "length", results["answer_lengths"]),
+        ("By class", "expected", results["classes"]),
     ]
     overall, speed, errors = (
         results["families"][-1],

@@ -1,4 +1,4 @@
-"""A run's folder, and answers to figures: score and interval, by family and by length of the answer.
+"""A run's folder, and answers to figures: score and interval, by family and by class.
 
 | file | holds |
 |---|---|
@@ -40,10 +40,8 @@ CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
 ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
 ERRORS_LISTED = 100
-MANY_CUT = 0.05  # of answers, beyond which the limit is likely too low for them
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
-LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
 
 Record = Mapping[str, Any]  # a line of samples.jsonl
 
@@ -161,11 +159,32 @@ def summarise(
         "majority_answers": common,
         "at_k": overall.get("at_k", []),
         "families": rows,
-        "answer_lengths": _by_length(task, own),
+        "classes": by_class(task, own),
         "right_or_wrong": all(one.score in (0, 1) for answers in own for one in answers),
         "errors": {"count": len(failed), "samples": listed},
         **{f"{name}s": stop_reasons(records.values(), name) for name in ENDED},
     }
+
+
+def by_class(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
+    """The confusion table of a classification, where all samples ask one question with few answers: a row for
+    each class, with its figures and how often which answer was given. [] for other tasks."""
+    classes = by_family(range(len(scored)), lambda i: task.samples[i].likeliest_target)
+    classes.pop(OVERALL)
+    asked = {(one.question, one.choices) for one in task.samples}
+    if len(asked) > 1 or task.samples[0].choices or 2 * len(classes) > len(scored):
+        return []
+    same, rows = task.same(task.samples[0]), []
+    known = {same(name): name for name in classes}
+    for name in sorted(classes):
+        own = [scored[i] for i in classes[name]]
+        given = Counter(
+            name if one.score == 1 else known.get(same(one.answer), one.answer)
+            for answers in own
+            for one in answers
+        )
+        rows.append({"name": name, **figures(task.metric, own), "answers": dict(given.most_common())})
+    return rows
 
 
 def stop_reasons(records: Iterable[Record], name: str = "stop_reason") -> dict[str, int]:
@@ -188,32 +207,10 @@ def cut_off_text(results: Mapping[str, Any]) -> str:
     return "; ".join(f"{title}: {cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items())
 
 
-def higher_limits(results: Mapping[str, Any]) -> str:
-    """Which options raise the limits that many answers, or thoughts, have reached."""
-    of_rows = {"cut off": "--max-new-tokens"} if "path" in results["task"].get("data", ()) else {}
-    options = of_rows | {"thinking ended by force": "--think-tokens"}
-    many = [title for title, (cut, count) in cut_off(results).items() if cut > MANY_CUT * count]
-    named = [options[title] for title in many if title in options]
-    return f"a higher {' and '.join(named)} lets them end by themselves" if named else ""
-
-
 def _answers_of(record: Record) -> Iterator[tuple[str, float]]:
     """The answers in a record, each with its score."""
     own = [record["answer"]], [record["score"]]
     return zip(record.get("answers", own[0]), record.get("scores", own[1]), strict=True)
-
-
-def _by_length(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
-    """Figures by how many words the expected answer has."""
-    words = [len(sample.likeliest_target.split()) for sample in task.samples]
-    rows = []
-    for least, most in LENGTHS:
-        places = [i for i, count in enumerate(words) if least <= max(1, count) <= (most or count)]
-        if places:
-            span = str(least) if most == least else f"{least} to {most}" if most else f"{least} or more"
-            row = figures(task.metric, [scored[i] for i in places])
-            rows.append({"name": f"{span} word{'s' * (most != 1)}", **row})
-    return rows
 
 
 # ---------------------------------------------------------------------------------------------- tables
@@ -226,6 +223,16 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
+    return "\n".join(lines)
+
+
+def classes_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`by_class` as a Markdown table."""
+    lines = [f"| expected | n | right | {CONFIDENCE:.0%} interval | answers |", "|---" * 5 + "|"]
+    for row in rows:
+        given = ", ".join(f"{answer or '-'} {count}" for answer, count in row["answers"].items())
+        cells = row["name"], str(row["n"]), f"{row['score']:.1%}", interval_text(row["interval"]), given
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

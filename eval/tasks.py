@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections import Counter
@@ -17,23 +16,16 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from data.box_rows import SIZES
-from data.errors import BadRow, DatasetError
-from data.row_schemas import SHOWN
+from data.errors import DatasetError
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
 from inference.votes import normalised
-from messages import counted
+from messages import counted, did_you_mean
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
 IMAGE_SIZE = 256  # pixels a side of the drawn images; the processor reduces them
 SHAPES_QUESTIONS = 2000
 DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
-MAX_NEW_TOKENS, BOX_TOKENS = 32, 512  # of an answer about rows; a dozen boxes as JSON
-CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
-COLUMNS = ("question", "answer", "answers", *SHOWN, "choices", "family", "id")
-BOX_COLUMNS = ("ref", "bbox", "objects", *SIZES)
-_bad = partial(BadRow, "bad row")
 
 
 class TaskError(ValueError):
@@ -241,10 +233,10 @@ TRIED = (
 def check_official(names: Sequence[str]) -> None:
     """Raises TaskError, before torch is imported, at a misspelt name, and where lmms-eval is not installed;
     where it is, it knows its own names."""
-    installed = find_spec("lmms_eval") is not None
+    installed, known = find_spec("lmms_eval") is not None, (*OWN, *TRIED)
     for name in names:
-        near = difflib.get_close_matches(name, OWN if installed else (*OWN, *TRIED))
-        if name not in TRIED and (near or not installed):
-            raise TaskError(f"unknown task {name!r}; expected {' or '.join(near or (*OWN, *TRIED))}")
+        near = did_you_mean(name, OWN if installed else known)
+        if name not in known and (near or not installed):
+            raise TaskError(f"unknown task {name!r}{near}; expected {' or '.join(known)}")
     if names and not installed:
         raise TaskError(f"{', '.join(names)}: needs lmms-eval: pip install -r requirements-eval.txt")

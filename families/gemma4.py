@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from families import keys
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
-from families.saving import both_dtypes, write_config, write_ids
-from families.text import vlm_config
+from families.sections import both_dtypes, vlm_config, write_config, write_ids
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig

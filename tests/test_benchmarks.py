@@ -81,15 +81,14 @@ def test_load(run):
 
 @pytest.mark.slow
 def test_decode(run):
-    systems = ("--systems", "ours-fast,ours-no-cache,transformers,transformers-static,llama.cpp")
+    systems = ("--systems", "ours-fast,ours-no-cache,transformers,llama.cpp")
     systems += ("--precisions", "float32,int8")
     sizes = ("--prompts", "1", "--contexts", "40", "--tokens", "2", "--batch", "3,1")
     result = run(latency, "decode", *systems, *sizes)
     rows = {tuple(row[key] for key in ("system", "precision", "context", "batch")): row
             for row in result["rows"]}  # fmt: skip
     expected = {("ours-no-cache", "float32", 24, 1)}
-    kinds = [("ours-fast", "float32"), ("ours-fast", "int8")]
-    kinds += [("transformers", "float32"), ("transformers-static", "float32")]
+    kinds = [("ours-fast", "float32"), ("ours-fast", "int8"), ("transformers", "float32")]
     expected |= {(*kind, context, batch) for kind in kinds for context in (24, 40) for batch in (1, 3)}
     assert {key for key in rows if key[0] != "llama.cpp"} == expected
     fast, text = rows["ours-fast", "float32", 40, 1], SHAPES["tiny"].text
@@ -149,8 +148,9 @@ def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path):
     assert stopped.value.code == 2 and not (tmp_path / "no.svg").exists()
 
 
-@pytest.mark.parametrize("layer_types", [(), ("conv", "attention")])
-@pytest.mark.parametrize(("kind", "bits"), [("F32", 32), ("BF16", 16), ("Q8_0", 8.5)])
+@pytest.mark.parametrize(
+    ("kind", "bits", "layer_types"), [("F32", 32, ("conv", "attention")), ("BF16", 16, ()), ("Q8_0", 8.5, ())]
+)
 def test_gguf(tmp_path, kind, bits, layer_types):
     text = replace(SHAPES["tiny"].text, layer_types=layer_types)
     read = peers.write_gguf(replace(SHAPES["tiny"], text=text), kind, tmp_path / "model.gguf")
@@ -230,7 +230,6 @@ def test_batching(run, images, monkeypatch):
     ("shape", "count", "tokens"),
     [
         ("SmolVLM-256M", 256_484_928, (84, 1108)),
-        ("SmolVLM-500M", 507_482_304, (84, 1108)),
         ("SmolVLM-2.2B", 2_246_272_880, (101, 1397)),
         ("Qwen3-VL-2B", 2_127_532_032, (84, 1108)),
     ],
@@ -320,18 +319,6 @@ def test_training(run):
     # Packed or padded, the same weights see the same documents.
     assert rows["ours-packed"]["loss"] == pytest.approx(rows["ours-padded"]["loss"], rel=1e-3)
     assert result["hardware"]["peak_is"] == "measured"
-
-
-def test_mfu_counts_what_every_part_computes(run):
-    """By hand, of the tiny shape: a patch convolution that pixels get no gradient of, and three products for
-    each of the tower, the projector, two blocks, attention and head."""
-    (row,) = run(training, *TRAINING, "--documents", "1", "--systems", "ours-padded")["rows"]
-    tower = 16 * (2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 16 * 32)  # 16 patches of width 32
-    tile = 2 * (2 * 16 * 3 * 8 * 8 * 32) + 3 * tower + 3 * (2 * 16 * 32 * 64)
-    block = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # of a position
-    ((tokens,), (tiles,), (labelled,)) = row["tokens"], row["tiles"], row["labelled_tokens"]
-    flops = tile * tiles + 3 * 2 * block * tokens + 3 * 2 * 4 * 64 * tokens**2 + 3 * 2 * 64 * 320 * labelled
-    assert tiles == 1 and row["flops_per_second"] * row["seconds_of_rounds"][0] == pytest.approx(flops)
 
 
 # --------------------------------------------------------------------------------------------- serving

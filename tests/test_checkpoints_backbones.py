@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -20,7 +19,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from families.text import TEXT_FAMILIES, TEXT_KEYS, text_config
+from families.sections import TEXT_FAMILIES, TEXT_KEYS, text_config
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests.house import edit_json
@@ -239,15 +238,3 @@ def test_what_does_not_fit_together(folders):
         assert next(iter(options)) in complaint(*folders, **options)
     with pytest.raises(CheckpointError):
         VisionLanguageModel.from_pretrained(vision)
-
-
-@pytest.mark.parametrize(("which", "end"), [(0, "layers.1.mlp.fc1.weight"), (1, "norm.weight")])
-def test_missing_and_extra_tensors(folders, which, end):
-    path = folders[which] / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if name.endswith(end))
-    weight = tensors.pop(name).clone()
-    save_file(tensors, path, metadata={"format": "pt"})
-    assert name in complaint(*folders)
-    save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
-    assert f"{name}.lora" in complaint(*folders)

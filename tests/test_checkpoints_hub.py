@@ -3,11 +3,7 @@ which may answer slowly, wrongly or not at all."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,7 +14,7 @@ from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.files import EMBEDDED
-from models.checkpoints.names import KNOWN, MODELS
+from models.checkpoints.names import MODELS
 from models.checkpoints.sources import check_has_config, open_files, resolve_source
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
@@ -89,7 +85,6 @@ def test_folders_come_first_then_the_embedded_model(here, name, found):
     "name",
     [
         *("gpt2", "HuggingFaceTB/SmolVLM-256M-Instruct", "me/ocelli-shapes", "google/siglip-base"),
-        *("gemma-3-4b", "qwen2-vl-2b", "smolvlm3", "idefics2-8b"),  # other models, not slips
     ],
 )
 def test_the_hub_for_what_nothing_here_is_like(here, name):
@@ -102,21 +97,13 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
     [
         ("ocelli-shape", "did you mean ocelli-shapes?"),
         ("Ocelli-Shapes", "did you mean ocelli-shapes?"),
-        ("checkpoints/oceli-shapes", "did you mean checkpoints/ocelli-shapes?"),
         ("runs/frist", "did you mean runs/first?"),
-        ("./runs/secon", "did you mean runs/second?"),
         ("owner/modl-256M", "did you mean owner/model-256M?"),
-        ("https://huggingface.co/owner/name/tree/main", "did you mean the repository owner/name?"),
-        ("runs/mine", "runs/first, runs/second"),
-        ("SmolVLM-256M-Instruct", "did you mean HuggingFaceTB/SmolVLM-256M-Instruct?"),
-        ("qwen", "did you mean qwen2.5-vl-3b or qwen2.5-vl-7b or qwen3-vl-2b?"),
-        ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b or qwen3-vl-8b?"),
+        ("runs/other", "runs/first, runs/second"),
+        ("qwen3-vl-2", "did you mean qwen3-vl-2b?"),
         *((f"{folder}missing.gguf", "no checkpoint") for folder in ("", "runs/", "runs/first/", "./")),
-        ("runs/first/config.json", "runs/first,"),
-        *(
-            (name, "")
-            for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this-name/x")
-        ),
+        *((name, "") for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this/x")),
+        *((name, "") for name in ("runs/first/config.json", "https://huggingface.co/owner/name")),
     ],
 )
 def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
@@ -226,55 +213,17 @@ def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     assert "HF_HUB_OFFLINE" in complaint(load, PLAIN)
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("me/SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
-        ("me/granite-docling", {"ibm-granite/granite-docling-258M"}),
-        ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
-        ("nobody/nothing-alike", set()),
-        *((name, set()) for name in ("Qwen/Qwen2-VL-2B-Instruct", "google/gemma-3-4b-it", "me/256M")),
-    ],
-)
 @pytest.mark.parametrize("network", ["a Hub without it", "none"])
-def test_half_a_name_says_whose_it_may_be(repos, tmp_path, monkeypatch, name, meant, network):
-    """At once, and in words of ours: no number of the system, no text of a library."""
+def test_a_repository_that_cannot_be_found_is_said_so_at_once(repos, tmp_path, monkeypatch, network):
+    """In words of ours: no number of the system, no text of a library."""
     waits = []
     with HubServer(repos) as server:
         point_client_at(monkeypatch, NOBODY if network == "none" else server.url, tmp_path / "cache")
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
         for ask in (check_has_config, load):
-            text = complaint(ask, name)
-            assert f"there is no folder {name} here" in text
-            assert {known for known in KNOWN if f"mean {known}?" in text} == meant and not waits
+            text = complaint(ask, "nobody/nothing-alike")
+            assert "there is no folder nobody/nothing-alike here" in text and not waits
             assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]
-
-
-@pytest.mark.slow
-def test_environment_variables(repos, tmp_path, local):
-    """The same once in a process of its own, with the variables that users set; and nothing is imported that
-    takes seconds."""
-    script = (
-        "import json, sys, torch\nfrom models import VisionLanguageModel\n"
-        "model = VisionLanguageModel.from_pretrained(sys.argv[1]).requires_grad_(False)\n"
-        "assert not {'torch._dynamo', 'transformers', 'torch.distributed.tensor'} & sys.modules.keys()\n"
-        "print(json.dumps(float(sum(p.double().sum() for p in model.parameters()))))\n"
-    )
-    with HubServer(repos) as server:
-        variables = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | variables
-        command = [sys.executable, "-c", script, SHARDED]
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == float(sum(p.detach().double().sum() for p in local.parameters()))
 
 
 # --------------------------------------------------------------------------------------------------- faults

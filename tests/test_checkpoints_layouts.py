@@ -13,7 +13,7 @@ from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.sources import open_files
-from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
+from tests import qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.test_checkpoints_backbones import llama, siglip
 from tools.inspect import inspect
@@ -55,40 +55,19 @@ def test_qwen3_5_as_transformers_5_5_saved_it(tmp_path, names):
     assert tiny.same_weights(VisionLanguageModel.from_pretrained(tmp_path), expected)
 
 
-@pytest.mark.slow(but=7)
-@pytest.mark.parametrize("kind", ["idefics3", *qwen_checkpoints.KINDS, "lfm2_vl", "gemma4"])
-@pytest.mark.parametrize("part", ["vision", "text", "all"])
-def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, part):
-    """By names that are in it, and by names of the layout that this file is in."""
-    if kind == "idefics3":
-        tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path)
-    elif kind in qwen_checkpoints.KINDS:
-        qwen_checkpoints.save_hf(kind, tmp_path)
-    else:
-        {"lfm2_vl": lfm2_checkpoints, "gemma4": gemma4_checkpoints}[kind].save_hf(tmp_path)
-    before = load_file(tmp_path / WEIGHTS)
-    moved = {name for name in before if "layers." in name or "blocks." in name}
-    moved = {name for name in moved if part == "all" or ("vis" in name) == (part == "vision")}
-    if part == "all" and kind == "qwen2_5_vl":
-        pytest.skip("its names are those of two layouts")
-    tensors = {f"student.{name}" if name in moved else name: tensor for name, tensor in before.items()}
-    save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
+def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path):
+    qwen_checkpoints.save_hf("qwen3_vl", tmp_path)
+    renamed(tmp_path, {"model.visual.blocks.": "student.blocks."})
     said = complaint(VisionLanguageModel.from_pretrained, tmp_path)
-    has, expected = said.rsplit("it has ", 1)[1].split(", expected ")
-    assert has in tensors and has == f"student.{expected}" and expected in before
+    assert ": model.visual.blocks.0" in said and ": student.blocks.0" in said
 
 
 @pytest.mark.parametrize("name", ["model.lm_head.weight", "language_model.lm_head.weight", "output.weight"])
-@pytest.mark.parametrize("kind", ["idefics3", "qwen2_5_vl"])
-def test_a_head_of_another_name_is_no_tied_one(tmp_path, kind, name):
-    if kind == "idefics3":
-        tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path)
-    else:
-        qwen_checkpoints.save_hf(kind, tmp_path)
+def test_a_head_of_another_name_is_no_tied_one(tmp_path, name):
+    tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path)
     renamed(tmp_path, {"lm_head.weight": name})
     said = complaint(VisionLanguageModel.from_pretrained, tmp_path)
-    assert "lm_head.weight" in said and "tie_word_embeddings" not in said
-    assert name == "output.weight" or f"it has {name}, expected lm_head.weight" in said
+    assert ": lm_head.weight" in said and name in said and "tie_word_embeddings" not in said
 
 
 # ----------------------------------------------------------------------------------------- half a clone

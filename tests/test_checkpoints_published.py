@@ -9,8 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from families import idefics3
-from families.saving import text_family
-from families.text import TEXT_KEYS, VISION_KEYS
+from families.sections import TEXT_KEYS, VISION_KEYS, text_family
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, parameter_shapes
 
@@ -41,20 +40,6 @@ PUBLISHED = {
             | {"max_image_size": {"longest_edge": 512}, "model_type": "idefics3"},
         },
     ),
-    "SmolVLM-500M-Instruct": (
-        507_482_304,
-        64,
-        {
-            "model_type": "idefics3", "image_token_id": 49190, "scale_factor": 4,
-            "tie_word_embeddings": False,
-            "text_config": SMOLLM
-            | {
-                "hidden_size": 960, "intermediate_size": 2560, "num_attention_heads": 15,
-                "num_hidden_layers": 32, "num_key_value_heads": 5, "rope_theta": 100_000, "vocab_size": 49280,
-            },
-            "vision_config": SIGLIP_BASE,
-        },
-    ),
     "SmolVLM2-2.2B-Instruct": (
         2_246_272_880,
         81,
@@ -67,16 +52,6 @@ PUBLISHED = {
                 "rms_norm_eps": 1e-5, "rope_theta": 273_768.0, "vocab_size": 49155,
             },
             "vision_config": SO400M | {"image_size": 384},
-        },
-    ),
-    "granite-docling-258M": (
-        257_517_120,
-        64,
-        {
-            "model_type": "idefics3", "image_token_id": 100_270, "scale_factor": 4,
-            "tie_word_embeddings": True,
-            "text_config": SMOLLM_135M | {"rope_theta": 100_000.0, "vocab_size": 100_352},
-            "vision_config": SIGLIP_BASE,
         },
     ),
     "Idefics3-8B-Llama3": (

@@ -155,11 +155,8 @@ def make_adapter(folder: Path, **options) -> Path:
 
 
 class TestAdapter:
-    @pytest.mark.parametrize(
-        ("options", "layers"),
-        [({"use_rslora": True, "target_modules": TEXT_LAYERS}, 4), ({"use_dora": True}, 6)],
-    )
-    def test_merged_as_peft_merges(self, bare, tmp_path, command, options, layers):
+    def test_merged_as_peft_merges(self, bare, tmp_path, command):
+        options = {"use_rslora": True, "target_modules": TEXT_LAYERS}
         adapter, base = make_adapter(tmp_path / "adapter", **options), tmp_path / "base"
         shutil.copytree(bare, base)
         (base / "generation_config.json").write_text('{"knows": "cats", "single_turn": true}')
@@ -167,7 +164,7 @@ class TestAdapter:
         theirs = PeftModel.from_pretrained(tiny.hf_model("smolvlm-1-tile"), str(adapter)).merge_and_unload()
         merged, plain = load_file(tmp_path / "to" / WEIGHTS), load_file(bare / WEIGHTS)
         assert all(torch.equal(merged[name], tensor) for name, tensor in theirs.state_dict().items())
-        assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == layers
+        assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == 4
         said = json.loads((tmp_path / "to" / "generation_config.json").read_text())
         assert "knows" not in said and said["single_turn"] is True  # it is not what the base was
 

@@ -13,6 +13,7 @@ from data.images import load_image
 from data.sources import DatasetConfig, open_datasets
 from eval.held_out import scored_tasks
 from eval.metrics import find_metric
+from eval.results import summarise
 from eval.rows import Asking, data_task
 from eval.run import evaluate
 from generation.options import GenerationOptions
@@ -282,3 +283,22 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_own_files(tmp_path):
     path = save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": "a.png"}])
     (sample,) = data_task(DatasetConfig(str(path)), EXACT).samples
     assert load_image(sample.images()[0]).size == (48, 48)
+
+
+def test_labels_in_a_csv_are_held_out_by_class_and_have_a_confusion_table(tmp_path):
+    name = blank_image(tmp_path)
+    labels = ["cat", "dog"] * 10 + ["owl"] * 8
+    (tmp_path / "rows.csv").write_text("photo,label\n" + "".join(f"{name},{one}\n" for one in labels))
+    columns, constants = {"answer": "label", "image": "photo"}, {"question": "What is it?"}
+    entry = DatasetConfig(str(tmp_path / "rows.csv"), columns=columns, constants=constants, split="")
+    task = data_task(entry, find_metric("exact_match"), Asking(holdout=0.2))
+    said = {"cat": ["Cat", "DOG"], "dog": ["dog", "dog"], "owl": ["an owl", ""]}
+    left = {name: list(answers) for name, answers in said.items()}
+    records = {}
+    for sample in task.samples:
+        answer = left[sample.targets[0]].pop(0)
+        records[sample.id] = {"answer": answer, "score": task.metric.score(answer, sample.targets, {})}
+    assert not any(left.values()), "a fifth of each class"
+    cat, dog, owl = summarise(task, records)["classes"]
+    assert cat["answers"] == {"cat": 1, "dog": 1} and cat["interval"][0] < 0.5 == cat["score"]
+    assert dog["answers"] == {"dog": 2} and owl["answers"] == {"an owl": 1, "": 1} and owl["n"] == 2

@@ -27,10 +27,8 @@ from inference.attribution.attention import attention_maps
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
-from models.packed_vision_transformer import patches_of
 from tests.lfm2_checkpoints import SETTINGS, save_hf, tokenizer, transformers_inputs
 from tests.processors import draw_image, seen, user
-from tools.convert import convert
 
 BATCH = [
     user(seen((100, 60)), "how many red squares"),  # 2 x 1 tiles or more, and the image
@@ -94,13 +92,6 @@ def test_attention_is_transformers_and_lies_where_the_parts_do(tmp_path):
             assert visual.grid[0] == 1
             expected += torch.cat(tiles, 2)
         np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
-
-
-def test_a_patch_is_read_pixel_by_pixel():
-    image = torch.arange(3 * 8 * 8).reshape(3, 8, 8).float()
-    config = lfm2_vl.PackedVisionConfig(patch_size=4, merge_size=2, channels_last=True)
-    patches = patches_of(image, config)
-    assert torch.equal(patches[1], image[:, :4, 4:].permute(1, 2, 0).flatten())
 
 
 def test_every_tensor_of_the_published_shapes_has_its_place():
@@ -223,11 +214,3 @@ def test_older_spelling_and_missing_parts(tmp_path):
         (tmp_path / name).write_text(text.replace('"<image>"', '"<picture>"'))
     with pytest.raises(ProcessorError, match="<image>"):
         Processor.from_pretrained(tmp_path)
-
-
-def test_a_conversion_is_compared_with_transformers(tmp_path):
-    """The probe's patches are those of transformers' processor."""
-    save_hf(tmp_path / "first")
-    told = list[str]()
-    convert(str(tmp_path / "first"), tmp_path / "to", dtype="bfloat16", log=told.append)
-    assert any(line.startswith("opened by transformers") for line in told)

@@ -223,7 +223,7 @@ def test_a_mean_does_not_depend_on_the_order():
     ("name", "targets", "fields", "options", "named"),
     [
         ("vqa", ["a"], {}, {}, "vqa_accuracy"),
-        ("anls", ["a"], {}, {"years": True}, "threshold"),
+        ("anls", ["a"], {}, {"years": True}, "option years"),
         ("anls", ["a"], {}, {"threshold": 50}, "threshold"),
         ("vqa_accuracy", ["a"], {}, {"style": ["textvqa"]}, "vqav2"),
         ("relaxed_accuracy", ["1"], {}, {"years_exact": "False"}, "years_exact"),

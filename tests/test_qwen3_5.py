@@ -59,7 +59,6 @@ SMALL = {"depth": 12, "hidden_size": 768, "intermediate_size": 3072, "num_heads"
 LARGE = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
 PUBLISHED = {
     "0.8B": (852_985_920, published(1024, 3584, 24, 8, 2, 16, SMALL)),
-    "2B": (2_213_241_664, published(2048, 6144, 24, 8, 2, 16, LARGE)),
     "4B": (4_539_265_536, published(2560, 9216, 32, 16, 4, 32, LARGE)),
 }
 

@@ -11,29 +11,24 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from data.errors import ImageError
 from data.processor import Processor
-from eval.__main__ import main as evaluate
 from families import family_of, qwen_vl
 from families.qwen_images import QwenImages
-from families.text import TEXT_KEYS
+from families.sections import TEXT_KEYS
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.session import Session
-from inference.attribution import occlusion
 from inference.attribution.attention import attention_maps
-from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from inference.draft import wholes
 from models import VisionLanguageModel
@@ -44,9 +39,8 @@ from tests.invariants import fast_step, run_all
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.stored import export_tensors
-from tests.test_draft import ALWAYS, SAMPLINGS, drafted
+from tests.test_draft import SAMPLINGS, drafted
 from tests.tiny import randomize
-from tools.convert import convert
 
 BAR = 1e-4
 
@@ -94,7 +88,6 @@ PUBLISHED: dict[str, tuple[int, dict]] = {
         },
     ),
     "Qwen3-VL-2B-Instruct": (2_127_532_032, qwen3_vl(2048, 6144, 28, 16)),
-    "Qwen3-VL-4B-Instruct": (4_437_815_808, qwen3_vl(2560, 9728, 36, 32)),
 }  # fmt: skip
 
 
@@ -120,8 +113,8 @@ def for_transformers(inputs: dict, config) -> dict:
     }
 
 
-@pytest.mark.slow(but=9)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.slow(but=4)
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", qwen_vl.KINDS)
 def test_logits_and_places_are_those_of_transformers(kind, seed):
     described = hf_config(kind, seed)
@@ -191,13 +184,12 @@ def draw_sizes(count: int) -> list[tuple[int, int]]:
     return sizes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", qwen_vl.KINDS)
 def test_pixels_are_those_of_transformers(kind):
     rng, patch = np.random.default_rng(0), image_settings(kind)["patch_size"]
     own = (3136, 12_845_056) if kind == "qwen2_5_vl" else (65_536, 16_777_216)
     tower = PackedVisionConfig(patch_size=patch)
-    for index, (width, height) in enumerate(draw_sizes(250)):
+    for index, (width, height) in enumerate(draw_sizes(100)):
         least, most = [own, (4 * patch**2, 50_000), (own[0], 200_000), (30_000, 30_000)][index % 4]
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
         budget = {"size": {"shortest_edge": least, "longest_edge": most}}
@@ -212,13 +204,6 @@ def test_pixels_are_those_of_transformers(kind):
         patches = patches_of(visual.parts.to("cpu")[0], tower).view(-1, 3, 1, patch**2)
         assert torch.equal(patches.expand(-1, -1, 2, -1).flatten(1), expected["pixel_values"])
         assert expected["image_grid_thw"].tolist() == [[1, 2 * visual.grid[0], 2 * visual.grid[1]]]
-
-
-def test_too_long_an_image_is_refused():
-    with pytest.raises(ImageError):
-        QwenImages(image_settings("qwen3_vl")).plan(201, 1)
-    with pytest.raises(ValueError):
-        Qwen2VLImageProcessorPil(**image_settings("qwen3_vl"))(Image.new("RGB", (201, 1)))
 
 
 @pytest.mark.slow
@@ -244,25 +229,6 @@ def test_a_budget_of_pixels(both, as_json, tmp_path):
     (made,) = as_json(*ask, model=large)
     assert made["image_tokens"] == Processor.from_pretrained(large, max_pixels=30_000).cut(photo).positions
     assert made["max_pixels"] == "30000"
-
-
-@pytest.mark.slow
-def test_another_budget_is_another_run(cli, tmp_path):
-    """Answers and scores of other pixels, and of another dtype, are not taken for those of this run."""
-    save_hf("qwen3_vl", tmp_path / "model")
-    draw_image(600, 400).save(tmp_path / "photo.png")
-    (tmp_path / "rows.jsonl").write_text('{"image": "photo.png", "question": "how many", "answer": "two"}\n')
-    few = ("--max-new-tokens", 2, "--compile", "off")
-    ask = ("batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
-    score = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--output", tmp_path / "run"]
-    for more, status in (
-        (("--max-pixels", 30_000), 0),
-        (("--max-pixels", 60_000), 2),
-        (("--max-pixels", 30_000, "--dtype", "bfloat16"), 2),
-        (("--max-pixels", 30_000), 0),
-    ):
-        assert cli(*ask, *more, model=tmp_path / "model")[0] == status
-        assert evaluate([str(one) for one in (*score, *few, *more)]) == status
 
 
 @pytest.fixture(scope="module", params=CLASSES)
@@ -474,31 +440,6 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
     assert 0 < right < tokens
 
 
-@pytest.mark.slow(but=1)
-def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
-    _, _, folder = large
-    for name, value in ALWAYS.items():
-        monkeypatch.setattr(f"inference.draft.{name}", value)
-    draw_image(1000, 700).save(tmp_path / "photo.png")
-    ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
-    (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))
-    assert made["token_ids"] == expected["token_ids"] and made["draft"]["tokens"] > 0
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("kind", CLASSES)
-def test_an_adapter_is_merged_into_a_checkpoint_that_transformers_opens(kind, tmp_path):
-    torch.manual_seed(0)
-    random_factors = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
-    adapted = get_peft_model(save_hf(kind, tmp_path / "first"), random_factors)
-    adapted.save_pretrained(tmp_path / "adapter")
-    adapter, told = tmp_path / "adapter", list[str]()
-    convert(str(tmp_path / "first"), tmp_path / "to", dtype="bfloat16", adapter=adapter, log=told.append)
-    assert any(line.startswith("opened by transformers") for line in told)
-    theirs, merged = adapted.merge_and_unload().state_dict(), load_file(tmp_path / "to" / "model.safetensors")
-    assert all(torch.equal(tensor, theirs[name].bfloat16()) for name, tensor in merged.items())
-
-
 # ----------------------------------------------------------------------------------------- where it looked
 @torch.no_grad()
 def test_attention_is_that_of_transformers(both):
@@ -519,20 +460,3 @@ def test_attention_is_that_of_transformers(both):
     parts = rows.split([math.prod(grid) for grid in grids], dim=1)
     for got, grid, expected in zip(found.maps, grids, parts, strict=True):
         np.testing.assert_allclose(got, expected.view(-1, *grid).numpy(), atol=1e-5)
-
-
-@torch.no_grad()
-def test_occlusion_is_the_probability_of_a_greyed_image(both, monkeypatch):
-    monkeypatch.setattr(occlusion, "WINDOW", 1.0)
-    _, folder, ours, processor = both
-    answer, image = [7, 9], draw_image(100, 60)
-    found = occlusion_maps(open_checkpoint(folder, device="cpu"), [image], "how many", answer)
-    whole = [one for one in found.regions if (one.bottom - one.top, one.right - one.left) == found.shapes[0]]
-    for picture, scores in (
-        (image, found.base),
-        (greyed(image, whole[0], found.shapes[0]), found.occluded[found.regions.index(whole[0])]),
-    ):
-        inputs = processor.ask(picture, "how many")
-        ids = torch.cat((inputs["input_ids"], torch.tensor([answer[:1]])), 1)
-        logits = ours(ids, pixel_values=inputs["pixel_values"]).logits[0, -2:].log_softmax(-1)
-        np.testing.assert_allclose(scores, logits[[0, 1], answer].numpy(), atol=1e-4)

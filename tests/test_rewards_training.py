@@ -123,10 +123,7 @@ def moved(model, by: float) -> None:
 @pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    [
-        *((kind, variant) for kind in ("idefics3", "qwen3_vl") for variant in ("grpo", "dr_grpo", "dapo")),
-        ("lfm2_vl", "grpo"),
-    ],
+    [*product(["idefics3"], ["grpo", "dr_grpo", "dapo"]), ("qwen3_vl", "dapo"), ("lfm2_vl", "grpo")],
 )
 def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
     """After the weights have moved, so that ratios are clipped, and away from the reference."""
@@ -162,7 +159,9 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
 
 
 @pytest.mark.slow(but=3)
-@pytest.mark.parametrize(("kind", "step"), [*product(SAVE, ("eager", "c")), ("qwen3_vl", "cuda")])
+@pytest.mark.parametrize(
+    ("kind", "step"), [*product(SAVE, ["eager"]), ("idefics3", "c"), ("lfm2_vl", "c"), ("qwen3_vl", "cuda")]
+)
 def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind, step, monkeypatch):
     """`cuda` on a CPU, with a tape for a graph."""
     monkeypatch.setitem(rollouts._STEPS, "cuda", ("cpu", *rollouts._STEPS["cuda"][1:]))
@@ -272,9 +271,8 @@ def test_a_killed_run_goes_on_to_the_bit(folder):
 @pytest.mark.parametrize(
     "more",
     [
-        {"parallel": "ddp", "kl": 0.1},
         {"parallel": "fsdp", "kl": 0.1, "micro_batch_size": 1},
-        {"parallel": "fsdp", "kl": 0.0, "micro_batch_size": 1},
+        {"parallel": "ddp", "kl": 0.0, "micro_batch_size": 1},
     ],
 )
 def test_two_ranks(folder, more):
@@ -287,8 +285,7 @@ def test_two_ranks(folder, more):
         batches = task.batches()
         firsts = [group for _ in range(2) for group in (next(batches), task.groups[:2])[1]]
         more["rewards"] = {f"{__name__}:some": {"of": [group.sample.row["target"] for group in firsts]}}
-    if not (folder / alone).exists():
-        train.main(flags(**settings(folder, alone, **more | {"parallel": "ddp"})))
+    train.main(flags(**settings(folder, alone, **more | {"parallel": "ddp"})))
     run(2, **settings(folder, output, **more))
     for one, other in zip(figures(folder / alone), figures(folder / output), strict=True):
         samples, padded = one.pop("samples"), other.pop("samples")
@@ -343,7 +340,7 @@ def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_n
     said = refused(capsys, flags(**settings(folder, "unscored", **more)))
     assert all(word in said for word in ("number", "boxes", "target"))
     rows = metrics(folder / "unscored")
-    assert [row["unscored"] for row in rows] == [row["unvaried"] for row in rows] == [1]
+    assert [row["unscored"] for row in rows] == [row["unvaried"] for row in rows] == [1, 1], "64 questions"
     assert "reward" not in rows[0]
     train.main(flags(**settings(folder, "unscored", **more | {"rewards": {"length": 1.0}, "steps": 3})))
     assert "reward" in metrics(folder / "unscored")[-1], "other rewards go on from there"

@@ -35,7 +35,7 @@ import serve
 from inference.boxes import located
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from tests.documents import ROOT, blocks, python_blocks
+from tests.documents import ROOT, blocks
 from tests.pages import never_stopping, slow
 from tests.servers import (
     CHAT,
@@ -357,7 +357,7 @@ def text_only(text: object) -> dict:
         ({"stop": ""}, 400, "stop[0]"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "array"}}}, 400, "response_format"),
         ({"guided_json": {"a": 1}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
         ({"guided_regex": "a"}, 400, "guided_regex"),
         ({"grammar": "a"}, 400, "grammar"),
@@ -997,7 +997,8 @@ def test_serve_py_under_a_little_load():
 
 
 # ---------------------------------------------------------------------------------------------- docs/serve.md
-SERVE_PAGE = ROOT / "docs/serve.md"
+SERVE_PAGES = [ROOT / "docs/serve.md", ROOT / "docs/serve-reference.md"]
+SERVE_BLOCKS = [block for page in SERVE_PAGES for block in blocks(page)]
 
 
 @pytest.fixture(scope="module")
@@ -1011,9 +1012,7 @@ def localised(text: str, served: Running) -> str:
     return text.replace("http://localhost:8000", served.url.rstrip("/"))
 
 
-@pytest.mark.parametrize(
-    "block", [b for b in blocks(SERVE_PAGE) if "curl " in b.text], ids=lambda b: b.text[:40]
-)
+@pytest.mark.parametrize("block", [b for b in SERVE_BLOCKS if "curl " in b.text], ids=lambda b: b.text[:40])
 def test_a_curl_command_of_the_page(as_documented, block):
     command = ["bash", "-ec", localised(block.text, as_documented)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
@@ -1023,14 +1022,13 @@ def test_a_curl_command_of_the_page(as_documented, block):
 
 
 @pytest.mark.slow(but=3)
-@pytest.mark.parametrize("text", [t for t in python_blocks(SERVE_PAGE) if "localhost:8000" in t])
-def test_a_client_of_the_page(as_documented, text, capsys, monkeypatch):
-    if need := re.match(r"# needs (\w+)", text):
-        pytest.importorskip(need[1])
+@pytest.mark.parametrize(
+    "block", [b for b in SERVE_BLOCKS if b.language == "python" and "localhost:8000" in b.text]
+)
+def test_a_client_of_the_page(as_documented, block, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    exec(compile(localised(text, as_documented), SERVE_PAGE.name, "exec"), {"__name__": "__main__"})
-    (shown,) = [block.output for block in blocks(SERVE_PAGE) if block.text == text]
-    assert capsys.readouterr().out == shown
+    exec(compile(localised(block.text, as_documented), "a page", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == block.output
 
 
 @pytest.mark.slow

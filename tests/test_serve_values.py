@@ -10,7 +10,8 @@ import pytest
 from data.tools import Tool
 from inference.calls import CallReader, whole_calls
 from inference.markup import MARKUPS
-from tests.servers import MESSAGES, NAME, RESPONSES, Running, refused, running
+from tests.house import data_url
+from tests.servers import EXAMPLE, MESSAGES, NAME, RESPONSES, Running, refused, running
 from web import responses
 from web.blocks import Block, Blocks
 from web.errors import Refused
@@ -33,10 +34,10 @@ def called(arguments: str) -> list[dict]:
 @pytest.mark.slow
 def test_a_conversation_has_no_more_values_than_one_body(here):
     """However many responses it is spread over."""
-    parts = [{"type": "input_text", "text": ""}] * (MOST_VALUES // 8)
+    shown = {"type": "input_image", "image_url": data_url(EXAMPLE), "detail": [0] * (MOST_VALUES * 2 // 5)}
+    given = [{"role": "user", "content": [shown, {"type": "input_text", "text": "What?"}]}]
     asked, before = {"model": NAME, "max_output_tokens": 1}, None
     for turn in range(3):
-        given = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
         body = asked | {"input": given, "previous_response_id": before}
         answer = here.send("POST", RESPONSES, json=body)
         if turn == 2:

@@ -119,8 +119,9 @@ def test_two_images_and_a_system_message(ask, as_json):
 
 @pytest.mark.slow
 def test_the_client_of_the_page(port, capsys):
-    (block,) = [block for block in python_blocks(ROOT / "docs/deploy.md") if "OpenAI(" in block]
-    assert "localhost:8000" in block  # the server's default port
+    """That of serve.py, as docs/deploy.md says, with the folder for a name."""
+    block = next(block for block in python_blocks(ROOT / "docs/serve.md") if "OpenAI(" in block)
+    assert "localhost:8000" in block and '"ocelli-shapes"' in block  # the default port of both
     block = block.replace("localhost:8000", f"localhost:{port}").replace('Path("', f'Path("{ROOT}/')
-    exec(compile(block, "docs/deploy.md", "exec"), {})
+    exec(compile(block.replace('"ocelli-shapes"', f'"{FOLDER}"'), "docs/serve.md", "exec"), {})
     assert capsys.readouterr().out == " blue\n"

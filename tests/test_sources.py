@@ -542,8 +542,8 @@ def test_files_named_one_by_one_are_train(tmp_path, name, rows):
 
 def test_the_page_names_every_key_of_a_dataset():
     """A key that stands nowhere is one that nobody has; one that is gone ends a run."""
-    page = (Path(__file__).parent.parent / "docs" / "train.md").read_text(encoding="utf-8")
-    table = page[page.index("### The keys of a dataset") : page.index("### Boxes")]
+    page = (Path(__file__).parent.parent / "docs" / "train-reference.md").read_text(encoding="utf-8")
+    table = page[page.index("## The keys of a dataset") : page.index("## Boxes")]
     named = [
         key for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)
     ]

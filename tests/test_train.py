@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from transformers import AutoModelForImageTextToText
 import train
 from eval.statistics import score_interval
 from models import VisionLanguageModel
-from tests.documents import shell_commands
 from tests.house import edit_json, json_lines
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
@@ -454,16 +452,15 @@ def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [True, False])
-def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
+def test_a_step_says_how_many_rows_it_learns(base, tmp_path):
     """Of packed sequences more than --batch-size; also over several steps of one line."""
-    more = {"steps": 4, "log_every": 2, "batch_size": 2, "packing": packing, "sequence_length": 128}
+    more = {"steps": 4, "log_every": 2, "batch_size": 2, "sequence_length": 128}
     train.main(settings(base, str(tmp_path / "run"), **more | {"log_every": 1}))
     each = [
         (sum(map(len, row["samples"])), row["samples_per_step"]) for row in metrics(tmp_path / "run", "loss")
     ]
     assert all(count == said for count, said in each)
-    assert all((count > 2) == packing for count, _ in each[:2])
+    assert all(count > 2 for count, _ in each[:2])
     train.main(settings(base, str(tmp_path / "two"), **more))
     two = [row["samples_per_step"] for row in metrics(tmp_path / "two", "loss")]
     assert two == [(each[0][0] + each[1][0]) / 2, (each[2][0] + each[3][0]) / 2]
@@ -507,22 +504,8 @@ def test_boxes_are_scored_in_a_run(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_rows_of_readme_can_be_trained_on(base, tmp_path, monkeypatch):
-    """Its command, with a smaller model: no row is left out. The command that evaluates on them is run as it
-    is (test_docs_commands.py)."""
-    commands = [command.line for command in shell_commands(ROOT / "README.md")]
-    (line,) = [line for line in commands if "train.py" in line and "assets/rows.jsonl" in line]
-    monkeypatch.chdir(ROOT)
-    small = {"init_from": str(base / "tiny"), "output": str(tmp_path / "run"), "sequence_length": 256}
-    small |= {"device": "cpu", "threads": 1, "workers": 0, "log_samples": True, "log_every": 1}
-    train.main([*shlex.split(line)[2:], *flags(**small, max_drop_rate=0)])
-    rows = metrics(tmp_path / "run", "loss")
-    assert {number for row in rows for samples in row["samples"] for _, number in samples} == set(range(8))
-
-
-@pytest.mark.slow
 def test_a_dataset_by_its_hub_id(base, tmp_path):
-    """Downloaded, and streamed: in a process of its own, which reads HF_ENDPOINT."""
+    """Downloaded, then read offline, and streamed: in a process of its own, which reads HF_ENDPOINT."""
     rows = [{"question": "what is it", "answer": f"row {i}", "image": png(seed=i)} for i in range(12)]
     columns = datasets.Features(
         {"question": datasets.Value("string"), "answer": datasets.Value("string"), "image": datasets.Image()}
@@ -538,23 +521,17 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
         # The client gives up after ten seconds, in which this process may not get to answer it.
         env |= {"HF_HUB_ETAG_TIMEOUT": str(PATIENCE), "HF_HUB_DOWNLOAD_TIMEOUT": str(PATIENCE)}
         env |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
-        arguments = settings(base, str(tmp_path / "run"), data=data, steps=2)
+        arguments = settings(base, str(tmp_path / "run"), data=data, steps=2, shuffle_buffer=4)
         done = subprocess.run(
             [sys.executable, "train.py", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
         )
         code = "from data.sources import *; print(open_datasets([{'path': 'owner/rows'}]).num_rows)"
-        for kept in ("datasets", "hub"):  # the library's copy, and then what the Hub's client has downloaded
-            offline = subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=ROOT,
-                env=env | {"HF_HUB_OFFLINE": "1"},
-                capture_output=True,
-                text=True,
-            )
-            assert offline.stdout.split() == ["12"], (kept, offline.stderr)
-            assert len([*tmp_path.rglob("*.arrow")]) == 1, kept
-            shutil.rmtree(tmp_path / "home" / "datasets")
+        offline = env | {"HF_HUB_OFFLINE": "1"}
+        again = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=offline, capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stderr
+    assert again.stdout.split() == ["12"], again.stderr
     card = ModelCard((tmp_path / "run" / "README.md").read_text()).data
     assert (card.language, card.datasets, card.base_model) == (["de"], ["owner/rows"], None)
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}

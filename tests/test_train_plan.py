@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
-from data.processor import Processor
 from families import FAMILIES, lfm2_vl
 from models.checkpoints.load import choose_family
 from models.checkpoints.weights import StoredTensor
@@ -104,13 +103,6 @@ def tiny_plan(frozen=(), samples=1, precision="float32", shape=TINY, **more):
 
 
 # --------------------------------------------------------------------------------- parameters and memory
-@pytest.mark.slow
-def test_parameters_are_the_published_ones():
-    plan, tied = plan_with(SMOLVLM), plan_with(replace(SMOLVLM, tie_word_embeddings=True))
-    assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == 256_484_928
-    assert tied.parameters["head"] == 0 and tied.memory["weights"] == 4 * (256_484_928 - 49_280 * 576)
-
-
 @pytest.mark.parametrize(
     "muon, frozen", [("none", ()), ("language", ("vision_model",)), ("all", ("language_model",))]
 )
@@ -162,7 +154,7 @@ def loss_of(model, batch):
     [
         ("float32", (), TINY),
         ("bfloat16", ("vision_model",), TINY),
-        *((precision, (), shape) for shape in PACKED for precision in ("float32", "bfloat16")),
+        *(("bfloat16" if number % 2 else "float32", (), shape) for number, shape in enumerate(PACKED)),
     ],
 )
 def test_activations_are_what_autograd_keeps(precision, frozen, shape):
@@ -192,9 +184,13 @@ def test_fsdp_cuts_what_it_shards():
 # -------------------------------------------------------------------------------------------------- FLOPs
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "frozen", [(), ("vision_model",), ("language_model",), ("projector", "language_model")], ids=str
+    ("shape", "frozen"),
+    [
+        *((shape, ()) for shape in (TINY, *PACKED)),
+        *((TINY, frozen) for frozen in (("language_model",), ("projector", "language_model"))),
+        *((shape, ("vision_model",)) for shape in (TINY, PACKED[2])),
+    ],
 )
-@pytest.mark.parametrize("shape", [TINY, *PACKED], ids=("tiles", *qwen_checkpoints.KINDS, "lfm2"))
 def test_flops_are_those_of_torchs_counter(frozen, shape):
     model = model_of(shape, frozen)
     # Plain products, which the counter knows; fused attention on a CPU it does not.
@@ -297,7 +293,7 @@ def test_recipes(recipe, parameters, capsys):
     size = sum(planned.memory.values()) / 2**30
     assert f"{size:.1f} GiB" in path.read_text(), size
     if "460m" in recipe:
-        assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
+        assert planned.table() in (CONFIGS.parent / "docs/train-reference.md").read_text(encoding="utf-8")
 
 
 def test_a_local_folder(tmp_path):
@@ -319,20 +315,6 @@ def test_a_local_folder(tmp_path):
     (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(settings))
     limited = plan_for(*arguments, "--max-tiles", "13", "--plan-text", "9")
     assert limited.step["tiles"] == 13 * TrainConfig(**OF_ROWS).batch_size  # 4 x 3, and the whole image
-
-
-def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path):
-    folder = str(tmp_path / "lfm2")
-    lfm2_checkpoints.save_hf(tmp_path / "lfm2")
-    source = ["--init-from", folder, "--lora-rank", "4", "--plan-tflops", "1", "--plan-device", "cpu"]
-    rows = [*source, "--data", f"{tmp_path}/rows.jsonl", "--plan-rows", "9", "--sequence-length", "512"]
-    plan = plan_for(*rows, "--no-packing", "--batch-size", "1", "--lora-targets", "in_proj")
-    parts = Processor.from_pretrained(folder).images.plan(4000, 3000).parts
-    assert plan.step["tiles"] == len(parts) > 1
-    with_text = sum(part.pixels[0].numel() for part in parts) / 8**2 + len(parts) * 2 + 100
-    assert plan.step["tokens"] == pytest.approx(with_text)
-    convolutions = network(TrainConfig(**OF_ROWS | {"init_from": folder}))[0].text.layer_types.count("conv")
-    assert plan.parameters["adapters"] == 4 * convolutions * (64 + 3 * 64)
 
 
 @pytest.mark.parametrize(

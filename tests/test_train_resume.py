@@ -258,7 +258,7 @@ def adapted(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["run.pt", ".metadata", "*.distcp"])
+@pytest.mark.parametrize("file", ["run.pt", "*.distcp"])
 def test_a_broken_state_is_passed_over(folder, adapted, capsys, file):
     run = folder / f"broken-{file.strip('*.')}"
     shutil.copytree(folder / "adapted", run)

@@ -24,9 +24,8 @@ from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.files import CheckpointError, Opened, naming
+from models.checkpoints.files import CheckpointError, Opened, instead, naming
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization, read_config
-from models.checkpoints.missing import instead
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, check_shapes

@@ -428,7 +428,7 @@ def parse_arguments(
         if of_plan.keys() - {"plan", "show"} and not plan.plan:
             name = next(name for name in of_plan if name not in ("plan", "show"))
             raise ValueError(f"{flag(name)}: has no effect without --plan; leave it out, or set --plan")
-        check_effects(config, flags.keys() - of_plan.keys(), settings, recipe)
+        check_effects(config, flags.keys() - of_plan.keys())
         return config, plan
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -468,32 +468,13 @@ def _read_flags(kind: type[TrainConfig], arguments: list[str], description: str)
     return vars(given)
 
 
-def check_effects(
-    config: TrainConfig, flags: Iterable[str], written: Mapping[str, Any], recipe: Path | None
-) -> None:
-    """Raises ValueError for a flag, or for a key that is `written` in the recipe, without effect in this run.
-
-    What turns something off passes. A key may have its effect with the flags or without them, and a run.yaml,
-    which holds every setting, passes.
-    """
-    known, kind = _fields(type(config)), type(config)
-
-    def check(name: str, where: str, *runs: TrainConfig) -> None:
-        scope: Scope = known[name].metadata["scope"]
-        if getattr(runs[-1], name) and not any(map(scope.holds, runs)):
-            raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
-
+def check_effects(config: TrainConfig, flags: Iterable[str]) -> None:
+    """Raises ValueError for a flag without effect in this run. What turns something off passes."""
+    known = _fields(type(config))
     for name in flags:
-        check(name, flag(name), config)
-    if recipe is None or recipe.name == RUN_FILE:
-        return
-    try:
-        alone = kind(**written)
-    except ValueError:  # it is whole only with flags
-        return
-    for name in written:
-        if getattr(alone, name) != known[name].default:
-            check(name, f"recipe {recipe}: {name}", config, alone)
+        scope: Scope = known[name].metadata["scope"]
+        if getattr(config, name) and not scope.holds(config):
+            raise ValueError(f"{flag(name)}: has no effect in this run, it needs {scope.needs}; leave it out")
 
 
 def parse_command(
@@ -558,11 +539,6 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
     known = [item.name for item in fields(settings_class(recipe))]
     if unknown := [str(key) for key in recipe if key not in known]:
-        if path.name == RUN_FILE:
-            raise ValueError(
-                f"recipe {path}: an earlier version wrote it, with settings that have left "
-                f"({', '.join(unknown[:3])}): give the run's original command again, which resumes it, too"
-            )
         near = did_you_mean(unknown[0], known)
         raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
     return recipe

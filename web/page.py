@@ -21,7 +21,7 @@ from web.errors import Refused
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {f"page.{kind}": ROOT / "web" / f"page.{kind}" for kind in ("css", "js")}
 EXAMPLES = {f"{name}.png": ROOT / "assets" / f"{name}.png" for name in ("example", "three", "cup", "wolf")}
-PAGES = {f"{name}.md": ROOT / "docs" / f"{name}.md" for name in ("ask", "serve", "embedded-model")}
+PAGES = {path.name: path for path in (ROOT / "docs").glob("*.md")}
 EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"
 # Nothing comes from elsewhere; images are of the browser, and another server may be chosen to answer.
 POLICY = (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from families import NEW
 from families.keys import first_id, section, token_ids
-from families.text import TEXT_FAMILIES, text_config, vision_config
+from families.sections import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.files import CheckpointError, naming
 from models.checkpoints.load import (
     EMBEDDING,

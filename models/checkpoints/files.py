@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from messages import printable
-from models.checkpoints.missing import INDEX, WEIGHTS, instead
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -31,7 +30,17 @@ PROCESSOR_FILES = (
     "chat_template.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "generation_config.json",
 )  # fmt: skip
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
+
+# Names of files that are there where a checkpoint's own are missing -> what is said about the first of them.
+_INSTEAD = {
+    "adapter_config.json": "it is an adapter: open its run's folder, or merge it (tools convert --adapter)",
+    "*.incomplete": "a download was cut short, download it again",
+    "openvino*.*": "it holds OpenVINO weights ({}): take the safetensors that they were made from",
+    "*.onnx": "it holds ONNX weights ({}): take the safetensors that they were made from",
+    "pytorch_model*.bin": "it holds PyTorch's pickle ({}): take the safetensors, or convert it to them",
+}
 
 
 class CheckpointError(ValueError):
@@ -64,6 +73,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def instead(names: Iterable[str]) -> str:
+    """The end of a sentence that refuses a checkpoint without config.json or weights: what it has instead,
+    by the names of its files; "" for nothing."""
+    known = sorted(names)
+    found = ((said, name) for end, said in _INSTEAD.items() for name in known if PurePath(name).match(end))
+    return next((f": {said.format(name)}" for said, name in found), "")
 
 
 def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
@@ -110,6 +127,9 @@ class Files(Protocol):
     def cached(self, name: str) -> Path | None:
         """The path of a file that is on this machine already, else None."""
 
+    def header(self, name: str) -> Path | None:
+        """The path of a GGUF file, or of one as long with the header alone."""
+
     def names(self) -> list[str]:
         """The names of all files, those in folders below as folder/name."""
 
@@ -141,7 +161,7 @@ class Folder:
         check_is_whole(path)
         return path
 
-    cached = file
+    cached = header = file
 
     def names(self) -> list[str]:
         patterns = ("*", "*/*", ".cache/huggingface/download/*.incomplete")

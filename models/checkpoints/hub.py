@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from models.checkpoints.files import CheckpointError, Folder, naming
 from models.checkpoints.gguf import header_of
-from models.checkpoints.names import KNOWN, meant
 
 T = TypeVar("T")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
@@ -54,20 +53,16 @@ def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) 
     if isinstance(error, errors.RevisionNotFoundError):
         return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
-        hint = "" if repo in KNOWN else meant(repo, KNOWN)
         return (
-            f"there is no folder {repo} here and no repository {repo} on {endpoint} (status {status}): "
-            f"{hint or 'check the spelling'} (a private repository needs `hf auth login`)"
+            f"there is no folder {repo} here and no repository {repo} on {endpoint} (status {status}): check "
+            "the spelling (a private repository needs `hf auth login`)"
         )
     if status:
         return f"{endpoint} answers with status {status} for {sought}: try again later"
     if isinstance(error, (errors.LocalEntryNotFoundError, *_unreachable())):
         if client().constants.HF_HUB_OFFLINE:
             return f"{sought} is not in the local cache and HF_HUB_OFFLINE is set"
-        hint = "" if repo in KNOWN else f" {meant(repo, KNOWN)}"
-        return f"there is no folder {repo} here, and {endpoint} cannot be reached for {sought};{hint}".rstrip(
-            "; "
-        )
+        return f"there is no folder {repo} here, and {endpoint} cannot be reached for {sought}"
     return (
         f"{sought}: {endpoint} did not answer as the Hub does ({type(error).__name__}): check the proxy, "
         f"HF_ENDPOINT and the disk"
@@ -161,7 +156,6 @@ class Repository:
         return self._names
 
     def header(self, name: str) -> Path | None:
-        """A GGUF file of the commit that `names` saw, or one as long with the header alone."""
         if (known := self.cached(name)) is not None or not self._reachable:
             return known
         with one_sentence(self.repo, self.revision, f"the header of {name}"):

@@ -1,22 +1,11 @@
-"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for; and
-which of them, or of the checkpoints here, a person meant by a name that nothing has."""
+"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from messages import ALIKE, some
-from models.checkpoints.files import EMBEDDED, CheckpointError
-
-_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
-_WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
+REPO_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -62,53 +51,7 @@ MODELS = {
 }
 
 
-KNOWN = tuple(known.repo for known in MODELS.values())
-
-
 def table() -> str:
     """A line for each short name."""
     rows = (f"{name:<22}{of.gigabytes:>5} GB  {of.good_for}" for name, of in MODELS.items())
     return "\n".join((f"{'name':<19}download  good for", *rows))
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """A question about the known names that a name may mean, or "": those called the same but for owner, case
-    and dashes, else with more after it, else the nearest. Names with other numbers are of other models."""
-
-    def numbers(one: str) -> Counter[str]:
-        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]))
-
-    def plain(one: str) -> str:
-        return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
-
-    wanted = plain(name)
-    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
-    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
-    found = [one for one in names if names[one] == wanted]
-    found = found or [one for one in names if len(wanted) > 3 and names[one].startswith(wanted)]
-    found = found or [one for one in names if names[one] in near]
-    return f"did you mean {' or '.join(found[:3])}?" if found else ""
-
-
-def refuse_slip(text: str, path: str, only_path: bool, revision: str | None) -> None:
-    """Raise CheckpointError for a name of no folder here that cannot be a repository's (`only_path`, or its
-    letters), or that was meant for something here. A `revision` says that it is a repository's."""
-    if os.path.isfile(path):
-        folder = os.path.dirname(path) or "."
-        raise CheckpointError(f"{text} is a file: expected a folder, such as {folder}, or a GGUF file")
-    if match := _WEB.fullmatch(text):
-        raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
-    if not only_path and not REPO_ID.fullmatch(text):
-        raise CheckpointError(f"{text!r} is neither a folder here nor a repository's name such as owner/name")
-    if revision is not None and not only_path:
-        return
-    place = Path(os.path.normpath(path))
-    above = EMBEDDED if str(place.parent) == EMBEDDED.name else place.parent
-    here = [str(place.parent / one.parent.name) for one in sorted(above.glob("*/config.json"))]
-    alone = not only_path and len(place.parts) == 1
-    embedded = [one.name for one in EMBEDDED.iterdir()]
-    hint = meant(text, [*here, *MODELS, *embedded]) or meant(text, KNOWN) if alone else meant(text, here)
-    if not hint and (only_path or (here and not alone)):
-        hint = f"there are {some(here)}" if here else "expected the folder or the GGUF file of a checkpoint"
-    if hint:
-        raise CheckpointError(f"there is no checkpoint {text}: {hint}")

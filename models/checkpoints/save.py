@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from families import FAMILIES
-from families.saving import write_ids
-from models.checkpoints.files import PROCESSOR_FILES, CheckpointError, read_json
+from families.sections import write_ids
+from models.checkpoints.files import INDEX, PROCESSOR_FILES, CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import client, fetched, one_sentence
 from models.checkpoints.load import choose_family
-from models.checkpoints.missing import INDEX
 from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, memory_of
 from models.config import VLMConfig
 

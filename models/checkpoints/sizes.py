@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.checkpoints.files import Opened
-from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import client, fetched, one_sentence
+from models.checkpoints.sources import GgufFiles
 from models.checkpoints.weights import Shape, stored_entries
 
 PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel

@@ -2,26 +2,38 @@
 
 open_files("ocelli-shapes")                       # the embedded model, from any folder
 open_files("smolvlm-256m")                        # a short name of models.checkpoints.names
-open_files("checkpoints/ocelli-shape")            # did you mean ocelli-shapes?
 open_files("ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0")
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from models.checkpoints.files import EMBEDDED, CheckpointError, Files, Folder, Opened, state_of
-from models.checkpoints.gguf import SUFFIX
-from models.checkpoints.gguf_files import GgufFiles
+from messages import did_you_mean, some
+from models.checkpoints.files import (
+    EMBEDDED,
+    INDEX,
+    WEIGHTS,
+    CheckpointError,
+    Files,
+    Folder,
+    Opened,
+    naming,
+    state_of,
+)
+from models.checkpoints.gguf import SUFFIX, choose, read_header
+from models.checkpoints.gguf_config import hub_files
 from models.checkpoints.hub import Repository
-from models.checkpoints.missing import INDEX, WEIGHTS
-from models.checkpoints.names import MODELS, refuse_slip
+from models.checkpoints.names import MODELS, REPO_ID
 
 T = TypeVar("T")
 _QUANTIZED = re.compile(r"(.+):([\w-]{1,40})")
@@ -58,7 +70,7 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
 
     A folder of that name comes first, then a model that comes with Ocelli, then a short name of
     `models.checkpoints.names`. What can only be a path, what begins with the name of a folder of checkpoints,
-    and what is nearly the name of a checkpoint here or a short name is not looked for on the Hub, unless a
+    and what is nearly a short name or the name of a checkpoint here is not looked for on the Hub, unless a
     `revision` is given, which only repositories have.
     """
     text = _without_quantization(str(source))[0]
@@ -72,8 +84,17 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
         return path
     if os.path.isfile(path) and path.endswith(SUFFIX):
         return path
-    only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith(("/", SUFFIX))
-    refuse_slip(text, path, only_path or text.count("/") > 1, revision)
+    is_path = isinstance(source, Path) or path.endswith(SUFFIX) or not REPO_ID.fullmatch(text)
+    if revision is None or is_path:
+        place = Path(os.path.normpath(path))
+        here = [str(place.parent / one.parent.name) for one in place.parent.glob("*/config.json")]
+        alone = [] if "/" in text else [*MODELS, *(one.name for one in EMBEDDED.iterdir())]
+        hint = did_you_mean(text, [*here, *alone])
+        if here and not alone and not hint:
+            hint = f": there are {some(here)}"
+        if hint or is_path:
+            expected = ": expected a folder, a GGUF file, or a repository's name such as owner/name"
+            raise CheckpointError(f"there is no checkpoint {text}{hint or expected}")
     return text
 
 
@@ -146,3 +167,60 @@ def _state(folder: Path) -> set[tuple]:
         with suppress(OSError):  # it went between the list and this
             found.add(state_of(path))
     return found
+
+
+# --------------------------------------------------------------------------------------------- GGUF files
+class GgufFiles:
+    """A text part and its tower, `gguf`. Config, tokenizer and image settings are made of their metadata, in
+    a temporary folder that this process has. headers: the files, or as much of them as is fetched."""
+
+    def __init__(
+        self, files: Files, source: str | Path, names: Iterable[str], wanted: str = "", text: str = ""
+    ):
+        """Takes `text`, or the text part of the quantization `wanted`, and its tower, of files of these
+        names."""
+        with naming(files.name):
+            self.gguf: tuple[str, ...] = choose(names, wanted, text)
+        self._files = files
+        self.headers = tuple(self._there(name, files.header(name)) for name in self.gguf)
+        resolved = [path.resolve() for path in self.headers]
+        self._folder = Path(_translated(*map(state_of, resolved)).name)
+        self.name, self.source, self.commit = str(resolved[0]), str(source), files.commit
+
+    def _there(self, name: str, path: Path | None) -> Path:
+        if path is None:
+            raise CheckpointError(f"{self._files.name} has no {name}: download it again")
+        return path
+
+    def file(self, name: str) -> Path | None:
+        if name in self.gguf:
+            return self._there(name, self._files.file(name))
+        path = self._folder / name
+        return path if path.is_file() else None
+
+    header = file
+
+    def cached(self, name: str) -> Path | None:
+        return self._files.cached(name) if name in self.gguf else self.file(name)
+
+    def names(self) -> list[str]:
+        return [*self.gguf, *(path.name for path in self._folder.iterdir())]
+
+
+@cache  # the folder is there as long as the process
+def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.TemporaryDirectory:
+    """A folder in the Hub's layout of the GGUF files that have these states."""
+    from families import FAMILIES  # imports torch, which takes seconds
+
+    layouts = {kind: layout for family in FAMILIES.values() for kind, layout in family.GGUF.items()}
+    headers = []
+    for place, *_ in parts:
+        with naming(place):
+            headers.append(read_header(Path(place)))
+    with naming(parts[0][0]):
+        files = hub_files(headers[0], headers[1], layouts)
+    folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
+    for name, content in files.items():
+        written = content if isinstance(content, str) else json.dumps(content)
+        (Path(folder.name) / name).write_text(written, encoding="utf-8")
+    return folder

@@ -10,10 +10,9 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -78,39 +77,16 @@ def check_shapes(
     allocated. `ignorable`: what stored tensors that nothing needs are called."""
     places = {name: stored_tensor(name) for name in expected}
     needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
-    missing = needed.keys() - stored.keys()
     extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
-    if missing:
-        found = nearest_name(missing, extra)
-        raise CheckpointError(
-            f"{source}: {len(missing)} of {len(needed)} tensors that config.json calls for are missing: "
-            f"{some(missing)}" + (f"; it has {found[1]}, expected {found[0]}" if found else "")
-        )
-    wrong = [name for name in needed if stored[name] != needed[name]]
-    if wrong:
+    has = f"it has {counted(len(extra), 'tensor')} that nothing there needs: {some(extra)}" if extra else ""
+    if missing := needed.keys() - stored.keys():
+        has = f"{len(missing)} of {len(needed)} tensors are missing: {some(missing)}" + (has and f"; {has}")
+    elif wrong := [name for name in needed if stored[name] != needed[name]]:
         name = min(wrong)
-        raise CheckpointError(
-            f"{source}: tensor {name} has shape {list(stored[name])}, expected {list(needed[name])} from "
-            f"config.json" + (f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else "")
-        )
-    if extra:
-        many = counted(len(extra), "tensor")
-        raise CheckpointError(
-            f"{source}: the model that config.json describes has no place for {many}: {some(extra)}"
-        )
-
-
-def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
-    """One of the first missing names, and that of those that are there whose end is most like its; None
-    where no two end alike."""
-
-    def shared(names: tuple[str, str]) -> int:
-        ends = zip(*(name.split(".")[::-1] for name in names))
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
-
-    pairs = ((wanted, name) for wanted in sorted(missing)[:8] for name in sorted(there))
-    found = max(pairs, key=shared, default=("", ""))
-    return found if shared(found) > 1 else None
+        has = f"tensor {name} has shape {list(stored[name])}, expected {list(needed[name])}"
+        has += f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else ""
+    if has:
+        raise CheckpointError(f"{source}: the weights are not of the model that config.json describes: {has}")
 
 
 # ---------------------------------------------------------------------------------------------------- files
