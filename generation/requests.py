@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -143,8 +144,8 @@ class Stats:
     """What a scheduler has done so far. Of the tokens that were `proposed`, and so verified, answers hold
     those that were `accepted`, each of which saved a pass.
 
-    On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
-    waited for to take the time.
+    `seconds` are those of "prepare", "vision", "prefill" and "decode". On a GPU they count work where a
+    result is read, images as part of the prefill: the device is not waited for to take the time.
     """
 
     cancelled: int = 0
@@ -155,6 +156,4 @@ class Stats:
     decode_steps: int = 0
     proposed: int = 0
     accepted: int = 0
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
-    )
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -62,13 +62,6 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 # positions, a CPU's by 64.
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
-# Options that a scheduler, not a request, may have otherwise.
-ITS_OWN: dict[str, Any] = {
-    "num_return_sequences": 1,
-    "use_cache": True,
-    "decode_step": None,
-    "prefill_chunk": None,
-}
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
@@ -184,10 +177,10 @@ class Scheduler:
             raise ValueError(f"all {self.slots} slots are taken")
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
-            options = ready.options
-            if replace(options, **ITS_OWN) != options:
+            options, one = ready.options, {"num_return_sequences": 1, "use_cache": True}
+            if options != replace(options, **one, decode_step=None, prefill_chunk=None):
                 raise ValueError(
-                    f"a request cannot have {', '.join(ITS_OWN)}: "
+                    "a request cannot have num_return_sequences, use_cache, decode_step and prefill_chunk: "
                     "make one for each answer, and give the scheduler step and chunk"
                 )
             options = with_overrides(options, {}, self.model.config.eos_token_ids)

@@ -14,6 +14,7 @@ history rewinds by itself, and a second question about an image starts after the
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 from torch import Tensor
 
@@ -71,7 +72,7 @@ class Session:
         self._scheduler: Scheduler | None = None
         self._made: tuple[int, Step | None] | None = None  # slots and step of the scheduler
         self._rows: list[SlotRow] = []  # of the last answer
-        self.reuse: dict[str, int] = {}
+        self.reuse: dict[str, Any] = {}
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""

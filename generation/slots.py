@@ -69,17 +69,11 @@ class SlotCache:
     # -------------------------------------------------------------------------------------------- size
 
     def __str__(self) -> str:
-        begin, grown, left = (
-            self._bytes(self._rounded(0)),
-            self._bytes(self._context),
-            "memory that is unknown",
-        )
-        if (available := memory.available_bytes(self._device)) is not None:
-            left = f"{available / 2**20:.1f} MiB"
-        return (
-            f"{self.count} slots of {self._rounded(0)} positions: {begin / 2**20:.1f} MiB of cache, up to "
-            f"{grown / 2**20:.1f} MiB if they grow; {left} available"
-        )
+        begin, grown = (f"{self._bytes(n) / 2**20:.1f} MiB" for n in (self._rounded(0), self._context))
+        available = memory.available_bytes(self._device)
+        left = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
+        sizes = f"{self.count} slots of {self._rounded(0)} positions: {begin} of cache"
+        return f"{sizes}, up to {grown} if they grow; {left} available"
 
     def _bytes(self, positions: int) -> int:
         """Bytes of slots of so many positions, and of their snapshots."""

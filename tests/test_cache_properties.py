@@ -1,6 +1,6 @@
-"""Random conversations through sessions, random requests through a `Scheduler`'s slots, and random batches.
+"""Random conversations through sessions, and random requests through a `Scheduler`'s slots.
 
-The first two own a cache between calls, and share kept prefixes, in memory and in files that get damaged.
+Both own a cache between calls, and share kept prefixes, in memory and in files that get damaged.
 Whatever they took from there, each token they give must have the probabilities that a pass without a cache
 gives it, within 1e-5 of the logits' spread, and be the best one by them. Models differ in what their layers
 keep: keys and values, inputs of short convolutions, states that do not forget.
@@ -46,7 +46,7 @@ from generation.slots import SlotCache
 from generation.speculation import proposer_of
 from inference.draft import Draft
 from inference.kept import PrefixFolder
-from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
+from tests.invariants import MODELS, TOLERANCE, assert_close, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
 from tests.test_draft import ALWAYS
 from tests.tiny import IMAGE_ID, VOCAB
@@ -331,25 +331,6 @@ def test_batches():
             assert output.stop_reason == ("stop" if stopped else "length") and (stopped or len(ids) == new)
             assert not {*ids[:-1]} & {*stops}
             assert_right(model, prompt, ids, reports[key])
-
-
-@pytest.mark.slow
-def test_rows():
-    """Of `model.generate`: padded, in chunks, with several answers."""
-    for draw in sequences("rows"):
-        kind = draw.choice([*KINDS, "Qwen3.5"])
-        model, step = model_of(kind), step_of(kind, draw.choice(STEPS))
-        rows = []
-        for seed in range(draw.randint(1, 4)):
-            image = [ImageBlock(seed)] if draw.random() < 0.5 else []
-            rows.append([*words(seed, draw.randint(1, 50)), *image, seed])
-        inputs = collate([given_to(model, row) for row in rows], draw.choice(("left", "right")))
-        new, answers = draw.randint(1, 30), draw.randint(1, 3)
-        options = {"max_new_tokens": new, "num_return_sequences": answers, **NO_STOP}
-        options |= {"prefill_chunk": draw.choice((None, draw.randint(1, 40))), "decode_step": step}
-        output = model.generate_detailed(**inputs, **options, logprobs=VOCAB)
-        for number, (ids, reports) in enumerate(zip(output.rows(), output.logprobs)):
-            assert_right(model, rows[number // answers], ids, reports)
 
 
 @torch.no_grad()

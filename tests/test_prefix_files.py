@@ -7,11 +7,8 @@ import logging
 import os
 import random
 import shutil
-import signal
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -200,24 +197,6 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
             PrefixFolder(path)
 
 
-def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
-    keys = written(tmp_path)
-    before = set(threading.enumerate())
-    store = store_in(tmp_path, memory=0)
-    assert check_loaded(store, keys, []) == len(keys)
-    readers = set(threading.enumerate()) - before
-    assert readers
-    found = store.find(keys, [], len(keys))
-    store.close()
-    store.close()
-    for one in readers:
-        one.join(PATIENCE)
-    assert not any(one.is_alive() for one in readers)
-    cache = filled_cache(keys, [])
-    assert count(store, keys) == store.take(found, cache, 0, 0)[0] == 0
-    save(store, keys)
-
-
 def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path, caplog):
     vlm = tiny_vlm()
     store = PrefixStore(vlm, 0, PrefixFolder(tmp_path / "gone"), b"w")
@@ -314,18 +293,7 @@ def test_the_version_of_a_file_changes_with_it(tmp_path):
         assert version_of(cache / "weights") == "abc"
 
 
-# --- kills and several processes
-
-
-def write_until_killed(folder: Path, seed: int, has_begun: Any) -> None:
-    """Chains of several lengths that begin alike, as fast as they go; the folder is full soon."""
-    torch.set_num_threads(1)
-    store, rng = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed)
-    while True:
-        parts = [rng.randrange(3) for _ in range(rng.randint(1, 6))]
-        save(store, torch.tensor(parts).repeat_interleave(TEXT_BLOCK))
-        store._files.flush()
-        has_begun.set()
+# --- several processes
 
 
 def check_sound(folder: Path, chains: int, seed: int) -> int:
@@ -338,25 +306,6 @@ def check_sound(folder: Path, chains: int, seed: int) -> int:
         found += held
     store.close()
     return found
-
-
-@pytest.mark.slow
-def test_killed_thirty_times_while_it_writes(tmp_path, caplog):
-    rng, found, unfinished = random.Random(0), 0, 0
-    folder = tmp_path / "prefixes"
-    for kill in range(30):
-        has_begun = FORK.Event()
-        process = FORK.Process(target=write_until_killed, args=(folder, kill, has_begun))
-        process.start()
-        assert has_begun.wait(PATIENCE)
-        time.sleep(rng.uniform(0.005, 0.04))
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        unfinished += len(list(folder.glob(".*.tmp")))
-        found += check_sound(folder, 4, kill)
-    assert not caplog.records and found and unfinished
-    assert sum(path.stat().st_size for path in blocks_in(folder)) <= 12 * BLOCK
 
 
 def work_for(folder: Path, seed: int, seconds: float) -> None:
