@@ -177,8 +177,10 @@ class Scheduler:
             raise ValueError(f"all {self.slots} slots are taken")
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
-            options, one = ready.options, {"num_return_sequences": 1, "use_cache": True}
-            if options != replace(options, **one, decode_step=None, prefill_chunk=None):
+            options = ready.options
+            if options != replace(
+                options, num_return_sequences=1, use_cache=True, decode_step=None, prefill_chunk=None
+            ):
                 raise ValueError(
                     "a request cannot have num_return_sequences, use_cache, decode_step and prefill_chunk: "
                     "make one for each answer, and give the scheduler step and chunk"
