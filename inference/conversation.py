@@ -27,10 +27,10 @@ from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
 from inference.answer import inputs_of, start
-from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
 from inference.draft import DraftedReply, wholes, with_seed
 from inference.errors import ContextFullError as ContextFullError
+from inference.forms import for_choices
 from inference.thinking import Think
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized

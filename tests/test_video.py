@@ -42,15 +42,15 @@ from families.qwen_videos import QwenVideos
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
-from inference.answer import answer_text, ask_each
+from inference.answer import ask_each, read_answer
 from inference.answer import encode as encode_question
 from inference.apart import Apart
-from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.flags import machine
+from inference.forms import requests_for
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
@@ -65,8 +65,7 @@ from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
 from web import engine, media, videos
 from web.guard import ApiLimits
-from web.media import Media
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import check_request
 from web.videos import open_apart
 
@@ -692,7 +691,7 @@ def test_a_server_is_asked_about_videos(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "model")
     row = checkpoint.processor.ask(open_video(gif), "how many")
     expected = checkpoint.model.generate(**row, max_new_tokens=5)
-    text = answer_text(checkpoint, expected[0].tolist())
+    text = read_answer(checkpoint, expected[0].tolist(), GenerationOptions())[1]
 
     def url(data: bytes) -> str:
         return data_url(data, "video/any")
