@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
     check_model(settings.model, settings.revision)
     card = open_card(Path(settings.model)) if settings.card else None
     for path in filter(None, (settings.json, settings.html)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()  # whether it can be written, before minutes of work
     from eval.proof import Client, Proof, of_server, repeated  # imports torch and transformers
 
