@@ -41,7 +41,7 @@ from eval.held_out import HeldOutQuestions
 from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
-from inference.locks import only_writer
+from inference.results import only_writer
 from messages import counted, named, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
@@ -327,10 +327,6 @@ class Run:
         )
         if self.task.is_estimate:
             self.metrics.say(f"about {config.epochs or 1} x all rows, as the first of them fill the steps")
-        scored = config.eval_questions if config.is_drawn else config.held_out_data and config.eval_pictures
-        if config.keep_best and not scored:
-            needed = "--eval-questions" if config.is_drawn else "--eval-data or --holdout"
-            self.metrics.say(f"best/ is off: there is no evaluation score to compare (set {needed})")
 
     def _log(self, trained: Trained) -> None:
         """A line of metrics.jsonl, with the loss of all ranks; all call it."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import RequestError
-from inference.flags import lost
+from inference.flags import LOST
 from inference.results import ResultsFile
 from messages import one_line
 
@@ -183,7 +183,7 @@ def _found(name: str, unread: list[OSError]) -> Iterator[str]:
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
-        raise RequestError(f"{name!r}: no such file or folder{lost(name)}")
+        raise RequestError(f"{name!r}: no such file or folder{LOST}")
     if not os.path.isdir(path):
         yield from _images([path])
         return

@@ -72,7 +72,7 @@ def here(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
     (folder / "configs").symlink_to(ROOT / "configs")
     embedded_of_one_tile(folder / MODEL)
-    write_lights(folder, "rows", 60, rng)
+    write_lights(folder, "rows", 45, rng)
     write_lights(folder, "heldout", 12, rng)
     draw_light(rng, "red").save(folder / "photo.jpg")
     (full, lora, resume, ask), (small_full, small_lora) = lines_of_the_page()

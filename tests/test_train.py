@@ -438,20 +438,6 @@ def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsys):
-    """By the same command: the model is where it was written."""
-    push = {"output": str(tmp_path / "run"), "push_to_hub": "me/tiny", "steps": 2}
-    with HubServer({}) as hub:  # which refuses it
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
-        assert "me/tiny" in refused(capsys, settings(base, **push))
-    with HubServer({}, uploads=tmp_path / "hub") as hub:
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache2")
-        train.main(settings(base, **push))
-        said = capsys.readouterr().out
-        assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
-
-
-@pytest.mark.slow
 def test_a_step_says_how_many_rows_it_learns(base, tmp_path):
     """Of packed sequences more than --batch-size; also over several steps of one line."""
     more = {"steps": 4, "log_every": 2, "batch_size": 2, "sequence_length": 128}

@@ -21,7 +21,6 @@ from tests.runs import (
     curve,
     ended,
     flags,
-    metrics,
     named,
     prepared,
     refused,
@@ -231,19 +230,6 @@ def test_what_is_refused_loses_nothing(two_steps, change, capsys, monkeypatch):
     said = refused(capsys, flags(**settings(two_steps, "two-steps", steps=3, **change)))
     assert f"--{next(iter(change)).replace('_', '-')} " in said
     assert contents(two_steps / "two-steps") == before
-
-
-@pytest.mark.slow
-def test_settings_that_have_changed_are_listed(two_steps, capsys):
-    shutil.copytree(two_steps / "two-steps", two_steps / "changed")
-    change = {"lr": 1e-3, "steps": 3, "weight_decay": 0.2, "schedule": "cosine"}
-    train.main(flags(**settings(two_steps, "changed", **change)))
-    said = capsys.readouterr().err
-    assert "--lr 0.003 -> 0.001" in said and "--schedule 'wsd' -> 'cosine'" in said and "--seed" not in said
-    assert metrics(two_steps / "changed")[-1]["lr_projector"] < 1e-3
-    change |= {"steps": 4, "init_from": two_steps / "." / "tiny"}  # the same folder by another name
-    train.main(flags(**settings(two_steps, "changed", **change)))
-    assert "changed settings: --steps 3 -> 4\n" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------- broken states

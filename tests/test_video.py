@@ -42,15 +42,15 @@ from families.qwen_videos import QwenVideos
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
-from inference.answer import answer_text, ask_each
+from inference.answer import ask_each, read_answer
 from inference.answer import encode as encode_question
 from inference.apart import Apart
-from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.flags import machine
+from inference.forms import requests_for
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
@@ -65,8 +65,7 @@ from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
 from web import engine, media, videos
 from web.guard import ApiLimits
-from web.media import Media
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import check_request
 from web.videos import open_apart
 
@@ -233,7 +232,7 @@ def test_answers_about_videos_are_those_of_transformers(kind, tmp_path):
     assert session.generate(**inputs, **options).tolist() == expected.tolist()
     other = processor.ask(shown, "how many blue")
     assert session.generate(**other, **options).tolist() == model.generate(**other, **options).tolist()
-    assert session.reuse.tiles_encoded == 0 and session.reuse.reused > 0
+    assert session.reuse["tiles_encoded"] == 0 and session.reuse["reused"] > 0
     fast = checkpoint.compiled()
     assert fast.fast.tower == "native C tower"
     again = fast.model.generate(**inputs, **options, decode_step=fast.decode_step)
@@ -304,7 +303,7 @@ def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
     assert fast["input_ids"].tolist() == slow["input_ids"].tolist()
     session.generate(**fast, **options)
     assert session.generate(**slow, **options).tolist() == model.generate(**slow, **options).tolist()
-    assert session.reuse.tiles_encoded == 0
+    assert session.reuse["tiles_encoded"] == 0
 
 
 # ----------------------------------------------------------------------------------------------------- files
@@ -681,7 +680,7 @@ def test_a_server_is_asked_about_videos(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "model")
     row = checkpoint.processor.ask(open_video(gif), "how many")
     expected = checkpoint.model.generate(**row, max_new_tokens=5)
-    text = answer_text(checkpoint, expected[0].tolist())
+    text = read_answer(checkpoint, expected[0].tolist(), GenerationOptions())[1]
 
     def url(data: bytes) -> str:
         return data_url(data, "video/any")

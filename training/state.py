@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ class RunState:
     # --------------------------------------------------------------------------------------------- load
     def load(self) -> dict[str, Any] | None:
         """Restore the newest whole state in place and return what `save` wrote with it, `data` of all ranks.
-        A broken state is skipped with a message; changed settings are listed.
+        A broken state is skipped with a message.
 
         Raises:
             StateError: the state is of another model or of other optimizers, or all states are broken.
@@ -194,8 +194,6 @@ class RunState:
                 self._restore_random(run["random"])
                 self.model_saved = run.get("model_saved", True)
                 self._drop(found[found.index(folder) + 1 :])
-                if changed := ", ".join(changes(run["config"], self.config)[0]):
-                    self._say(f"resuming from step {run['step']} with changed settings: {changed}")
                 return run
             self._say(f"{folder} cannot be read and is skipped: {problem}")
         if found:
@@ -219,7 +217,7 @@ class RunState:
     def _read(self, folder: Path, run: dict[str, Any], stored: dict[str, Any]) -> None:
         run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
         stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
-        if differing := changes(run["config"], self.config)[1]:
+        if differing := changes(run["config"], self.config):
             raise StateError(
                 f"{folder} cannot be resumed, because these settings have changed: {', '.join(differing)}; "
                 f"set them back, or {_AWAY} (with --init-from {self.folder.parent} to start from its weights)"
@@ -276,7 +274,6 @@ class _Writer(FileSystemWriter):
 
 
 # ------------------------------------------------------------------------------------------- settings
-_SOURCES = ("init_from", "vision_from", "text_from")
 _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether they are on is fixed
     "ema": lambda config: config.ema > 0,
     "data": lambda config: config.is_drawn,
@@ -286,26 +283,24 @@ _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether
 }
 
 
-def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list[str]]:
-    """The settings that differ from those that were saved, as "--lr 0.1 -> 0.2", and the ones among them that
-    a state's weights, averages and momenta depend on. The loader itself refuses data in another order.
-
-    What was not saved had its default. A value that is too long to show is left out.
-    """
+def changes(saved: dict[str, Any], config: TrainConfig) -> list[str]:
+    """The settings that a state's weights, averages and momenta depend on and that differ from those that
+    were saved, as "--muon 'all' -> 'none'". The loader itself refuses data in another order. What was not
+    saved had its default."""
     kind = settings_class(saved)
     known = {item.name for item in fields(kind)}
     before = kind(**{name: value for name, value in saved.items() if name in known})
-    config = replace(config, output=before.output, resume=before.resume)
-    listed, deciding = [], []
-    for name, now in asdict(config).items():
-        was = getattr(before, name, None)
-        same = was == now
-        if name in _SOURCES and was and now:  # one folder may have several names
-            same = os.path.realpath(was) == os.path.realpath(now)
-        if not same:
-            values = f" {was!r} -> {now!r}"
-            listed.append(flag(name) + (values if len(values) <= 60 else ""))
-            switch = _SWITCHES.get(name, lambda _: False)
-            if name in config.fixed or switch(before) != switch(config):
-                deciding.append(listed[-1])
-    return listed, deciding
+
+    def decides(run: TrainConfig, name: str) -> Any:
+        if name in _SWITCHES:
+            return _SWITCHES[name](run)
+        value = getattr(run, name, None)
+        if name in ("init_from", "vision_from", "text_from"):  # one folder may have several names
+            return value and os.path.realpath(value)
+        return value
+
+    return [
+        f"{flag(name)} {getattr(before, name, None)!r:.60} -> {getattr(config, name)!r:.60}"
+        for name in (*config.fixed, *_SWITCHES)
+        if decides(before, name) != decides(config, name)
+    ]
