@@ -24,6 +24,7 @@ from models import __version__
 if TYPE_CHECKING:
     from data.processor import Processor
     from generation.options import GenerationOptions
+    from inference.answer import ask
     from inference.checkpoint import Checkpoint, open_checkpoint
     from models.vision_language_model import VisionLanguageModel
 
@@ -33,6 +34,7 @@ __all__ = [
     "Processor",
     "VisionLanguageModel",
     "__version__",
+    "ask",
     "open_checkpoint",
 ]
 
@@ -63,7 +65,7 @@ _OF_TOOLS = ("convert", "inspect")
 def __getattr__(name: str):
     """Imported when first asked for: PyTorch takes seconds, which `ocelli --help` does without."""
     modules = {"Processor": "data.processor", "GenerationOptions": "generation.options"}
-    modules |= {"VisionLanguageModel": "models.vision_language_model"}
+    modules |= {"VisionLanguageModel": "models.vision_language_model", "ask": "inference.answer"}
     modules |= dict.fromkeys(("Checkpoint", "open_checkpoint"), "inference.checkpoint")
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

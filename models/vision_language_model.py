@@ -28,7 +28,6 @@ from models.checkpoints.files import Opened, Origin
 from models.checkpoints.load import Put, load, prepare_device, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
-from models.initial_weights import init_weights
 from models.whole_rows import WholeRows
 
 
@@ -104,10 +103,6 @@ class VisionLanguageModel(WholeRows, nn.Module):
 
     def cuda(self, device: int | torch.device | None = None) -> VisionLanguageModel:
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
-
-    def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
-        """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
-        init_weights(self, self.config, generator, prefix)
 
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where

@@ -51,7 +51,6 @@ FLOORS = {
         *("models.config", "models.language_model", "models.vision_transformer"),
         *(
             "models.losses",
-            "models.initial_weights",
             "models.packed_vision_transformer",
             "models.packed_rows",
         ),
