@@ -13,7 +13,6 @@ import pytest
 
 from data.errors import ImageError
 from data.images import NamedBytes
-from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
 from inference.answer import ask
@@ -389,12 +388,10 @@ def test_a_folder_that_cannot_be_used_is_told_at_the_start(checkpoint, tmp_path)
 
 def test_what_a_long_request_took_is_given_back_when_nobody_asks(checkpoint, monkeypatch):
     monkeypatch.setattr(engine_module, "REST_AFTER", 0.05)
-    monkeypatch.setattr(kv, "STEP", 16)
     engine = Engine(checkpoint, EngineLimits(slots=2))
     try:
         asyncio.run(_answers_of(engine))
-        scheduler = engine._scheduler
-        assert wait_for(lambda: scheduler.cache.capacity == 16)
+        assert wait_for(lambda: engine._scheduler.kv_cache_bytes == 0)
     finally:
         engine.close()
 

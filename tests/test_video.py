@@ -234,7 +234,7 @@ def test_answers_about_videos_are_those_of_transformers(kind, count, tmp_path):
     assert session.generate(**inputs, **options).tolist() == expected.tolist()
     other = processor.ask(shown, "how many blue")
     assert session.generate(**other, **options).tolist() == model.generate(**other, **options).tolist()
-    assert session.reuse.tiles_encoded == 0 and session.reuse.reused > 0
+    assert session.reuse["tiles_encoded"] == 0 and session.reuse["reused"] > 0
     fast = checkpoint.compiled()
     assert fast.fast.tower == "native C tower"
     again = fast.model.generate(**inputs, **options, decode_step=fast.decode_step)
@@ -305,7 +305,7 @@ def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
     assert fast["input_ids"].tolist() == slow["input_ids"].tolist()
     session.generate(**fast, **options)
     assert session.generate(**slow, **options).tolist() == model.generate(**slow, **options).tolist()
-    assert session.reuse.tiles_encoded == 0
+    assert session.reuse["tiles_encoded"] == 0
 
 
 # ----------------------------------------------------------------------------------------------------- files
