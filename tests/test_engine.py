@@ -351,7 +351,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
     """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
     reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
     ids = reply.finish()["token_ids"][0]
-    plain = AnswerText(checkpoint)
+    plain = AnswerText(checkpoint, GenerationOptions())
     text = "".join(map(plain.put, ids)) + plain.finish()
     rng = random.Random(0)
     for _ in range(100):
@@ -375,7 +375,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
             got, told = got + piece.text, told + list(piece.token_ids)
         assert shown.stopped and got == text[: text.index(stop)]
         assert told == ids[: len(told)]  # and no token that came after the text
-        whole = AnswerText(checkpoint)
+        whole = AnswerText(checkpoint, GenerationOptions())
         lengths = [0, *itertools.accumulate(len(whole.put(token)) for token in told)]
         assert lengths[-1] >= len(got) and lengths[-2 if told else 0] <= max(0, len(got) - 1)
 
