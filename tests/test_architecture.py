@@ -59,7 +59,6 @@ FLOORS = {
     "inputs": (
         "data.errors",
         "data.images",
-        "data.image_kinds",
         "data.image_sizes",
         "data.pixels",
         "data.video",
