@@ -95,7 +95,8 @@ def decode_n(
         return number, start, ahead
 
     while True:
-        decide(rows, logits, step, kv_cache, at)
+        if any(row.constraint is not None for row in rows):
+            decide(rows, logits, step, kv_cache, at)
         chosen = choose(rows, logits)
         ids = chosen.read()
         for row in rows:
