@@ -188,7 +188,7 @@ class Reply:
             **answers,
             "confidences": output.confidences if output else [],
             **(logprobs_of(checkpoint.processor.tokenizer, own_ids, logprobs) if logprobs else {}),
-            "reused_tokens": getattr(output, "reused", 0),  # of a session
+            "reused_tokens": output.reused if output else 0,  # of a session
             "seconds": seconds,
             "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,
             **{name: getattr(output, name, 0) for name in _COUNTS},

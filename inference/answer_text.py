@@ -56,16 +56,16 @@ class AnswerText:
     def __init__(self, checkpoint: Checkpoint, options: GenerationOptions):
         self._stream = TextStream(checkpoint.processor.tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
-        self._begun = self._ended = False
+        self._begun = self._ended = self._has_thought = False
         form, self._thinking = options.constraint and form_of(options), checkpoint.thinking
-        self.span = self._thinking and Span(self._thinking, isinstance(options.constraint, Think))
+        asked = isinstance(options.constraint, Think)
+        self.span = None if self._thinking is None else Span(self._thinking, asked)
         self._reader = form.reader() if form is not None and form.reader is not None else None
         self._calls = list[CallPiece]()  # since the last time
         # Marks of calls that are special tokens, whose text is shown nowhere else.
         self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.forms.marks.items()}
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
         self._thought = self._open = ""  # since the last time, and what may be its end
-        self._has_thought = False
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""

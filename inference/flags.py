@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from data.errors import ImageError, nearest_file
+from data.errors import ImageError
 from inference.errors import check_text_only
 from inference.thinking import THINK_TOKENS
 from messages import did_you_mean, for_terminal, named, one_line, printable
@@ -174,15 +174,14 @@ def is_question(text: str) -> bool:
     return text.rstrip().endswith(("?", "？", "؟")) or any(map(str.isspace, text))
 
 
+# The end of a sentence about a name of no file.
+LOST = "; a question of several words needs quotes, or -q before it"
+
+
 def check_image_name(name: str) -> None:
     """Raises ImageError if a path names no file."""
     if name != STDIN and not _URL.match(name) and not os.path.lexists(os.path.expanduser(name)):
-        raise ImageError(f"{name!r}: no such file{lost(name)}")
-
-
-def lost(name: str) -> str:
-    """The end of a sentence about a name of no file: the nearest one, or what it may have been meant as."""
-    return nearest_file(name, folders=True) or "; a question of several words needs quotes, or -q before it"
+        raise ImageError(f"{name!r}: no such file{LOST}")
 
 
 # ------------------------------------------------------------------------------- what the programs print

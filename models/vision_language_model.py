@@ -22,7 +22,6 @@ from generation.kv_cache import to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
-from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
 from models.checkpoints.load import Put, load, prepare_device, put_parameter
@@ -63,11 +62,8 @@ class VisionLanguageModel(WholeRows, nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
         put: Put = put_parameter,
-        **unknown,
     ) -> VisionLanguageModel:
         """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
-        if unknown:
-            raise TypeError(unknown_arguments(unknown, ("revision", "dtype", "device")))
         model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model

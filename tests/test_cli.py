@@ -85,22 +85,6 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch)
     assert all(map(is_question, asked)) and not any(map(is_question, named))
 
 
-@pytest.mark.parametrize(
-    "name, meant",
-    [
-        *(("phto.png", "photo.png"), ("pictures/phto.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
-        *((name, None) for name in ("unlike", "dog.png", "cat.png")),  # an ending is shared by many
-    ],
-)
-def test_a_mistyped_image_is_refused_with_the_nearest_name(complaint, tmp_path, monkeypatch, name, meant):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pictures").mkdir()
-    for path in ("photo.png", "pictures/photo.png"):
-        (tmp_path / path).touch()
-    said = complaint(name, "what is it?")
-    assert f"did you mean {meant}?" in said if meant else "did you mean" not in said
-
-
 def test_a_mistyped_command_is_refused_with_the_nearest_one(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["ocelli", "serv", "--port", "1"])
     with pytest.raises(SystemExit) as ended:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from families import FAMILIES
-from families.sections import write_ids
+from families.saving import write_ids
 from models.checkpoints.files import INDEX, PROCESSOR_FILES, CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import client, fetched, one_sentence
