@@ -49,7 +49,6 @@ from inference.command import EXAMPLE_IMAGE, ROOT, log
 from inference.errors import user_errors, user_message
 from inference.flags import STDIN, Parser, positive
 from inference.printing import Aside, GreyText, print_result, stats_table
-from inference.stdin import read_question
 from messages import for_terminal
 
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
@@ -94,7 +93,7 @@ def ask(args: argparse.Namespace) -> int:
     asks_for_things = args.detect or args.point or args.describe
     questions = args.questions
     if not (questions or STDIN in names or asks_for_things):
-        questions = read_question()
+        questions = command.read_question()
     from inference.answer import ask_each
 
     locator = None

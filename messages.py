@@ -69,34 +69,11 @@ def counted(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
-# What people bring from transformers' `from_pretrained`, and what there is here instead.
-_INSTEAD = {
-    "torch_dtype": "dtype",
-    "device_map": "device, such as 'cuda': a model stands on one device",
-    "trust_remote_code": "nothing: no code of a repository is run",
-    "min_pixels": "max_pixels",
-    "local_files_only": "the environment variable HF_HUB_OFFLINE=1",
-    "cache_dir": "the environment variable HF_HOME",
-    "token": "the environment variable HF_TOKEN",
-    **dict.fromkeys(
-        ("load_in_8bit", "load_in_4bit", "quantization_config"),
-        'inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
-    ),
-}
-
-
-def unknown_arguments(given: Iterable[str], known: Collection[str]) -> str:
-    """A sentence about arguments that a `from_pretrained` does not have, beside those that are `known`."""
-    hints = [f" (use {_INSTEAD[one]})" if one in _INSTEAD else did_you_mean(one, known) for one in given]
-    said = "; no ".join(map("".join, zip(given, hints)))
-    return f"from_pretrained takes no {said} (it takes {', '.join(known)})"
-
-
-def did_you_mean(word: str, known: Iterable[str], alike: float = ALIKE) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "" where none
-    is so much `alike`. Dashes in front, which all options have, do not count."""
+    is so much alike. Dashes in front, which all options have, do not count."""
     names = {name.lstrip("-"): name for name in known}
-    close = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=alike)
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=ALIKE)
     return f", did you mean {names[close[0]]}?" if close else ""
 
 

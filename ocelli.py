@@ -12,6 +12,7 @@ At the command line `ocelli photo.jpg "What is this?"` asks, and `ocelli --help`
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from importlib import import_module
@@ -23,6 +24,7 @@ from models import __version__
 if TYPE_CHECKING:
     from data.processor import Processor
     from generation.options import GenerationOptions
+    from inference.answer import ask
     from inference.checkpoint import Checkpoint, open_checkpoint
     from models.vision_language_model import VisionLanguageModel
 
@@ -32,6 +34,7 @@ __all__ = [
     "Processor",
     "VisionLanguageModel",
     "__version__",
+    "ask",
     "open_checkpoint",
 ]
 
@@ -62,7 +65,7 @@ _OF_TOOLS = ("convert", "inspect")
 def __getattr__(name: str):
     """Imported when first asked for: PyTorch takes seconds, which `ocelli --help` does without."""
     modules = {"Processor": "data.processor", "GenerationOptions": "generation.options"}
-    modules |= {"VisionLanguageModel": "models.vision_language_model"}
+    modules |= {"VisionLanguageModel": "models.vision_language_model", "ask": "inference.answer"}
     modules |= dict.fromkeys(("Checkpoint", "open_checkpoint"), "inference.checkpoint")
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -83,6 +86,15 @@ def main() -> None:
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
-        program = "generate"
+        program, known = "generate", (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where")
+        if (
+            (meant := messages.did_you_mean(first, known))
+            and first not in known
+            and not os.path.exists(first)
+        ):
+            print(
+                f"ocelli: error: {messages.printable(first)}: no such command or file{meant}", file=sys.stderr
+            )
+            sys.exit(2)
     sys.argv[1:], messages.COMMAND = arguments, "ocelli"
     runpy.run_module(_BELOW + program, run_name="__main__", alter_sys=True)

@@ -41,7 +41,7 @@ from eval.held_out import HeldOutQuestions
 from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
-from inference.locks import only_writer
+from inference.results import only_writer
 from messages import counted, named, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable

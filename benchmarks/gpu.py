@@ -43,7 +43,7 @@ TABLES = {
 
 
 class Section(NamedTuple):
-    """seconds: at most. arguments: of Python; the last line of what it prints is JSON, but for the tests'."""
+    """seconds: at most. arguments: of Python, which ends with a line of JSON, but for tests and prove."""
 
     seconds: int
     arguments: list[str]
@@ -60,9 +60,11 @@ def sections(device: str) -> dict[str, Section]:
     rows = ["--contexts", "", "--batch", "1,3" if cpu else "1,2,4,8,16,32,64,128,256"]
     first = [*latency, "first-token", *model, *bfloat16, "--systems", "ours-fast,transformers"]
     batching = ["-m", "benchmarks.throughput", "batching", *model, "--precision", "bfloat16"]
+    prove = ["-m", "eval", "prove", "checkpoints/ocelli-shapes"]
     found = {
         "env": Section(40, ["-c", f"from benchmarks.gpu import env; env({device!r})"]),
-        "tests": Section(110, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
+        "prove": Section(60, [*prove, "--device", device, "--quick", "--html", "runs/gpu/prove.html"]),
+        "tests": Section(60, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
         "decode": Section(150, [*decode, "ours-fast,transformers-static", *bfloat16, *contexts]),
         "rounded": Section(90, [*decode, "ours-fast", "--precisions", "int8,int4", *contexts]),
         "rows": Section(60, [*decode, "ours-fast", *bfloat16, *contexts[:2], *rows]),

@@ -3,17 +3,15 @@ files: those that a run writes are replaced as a whole, and what goes wrong with
 
 from __future__ import annotations
 
-import difflib
 import errno
 import glob
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
-from messages import ALIKE, OneSentence, one_line
+from messages import OneSentence, one_line
 
 
 class ImageError(OneSentence):
@@ -87,22 +85,6 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def nearest_file(path: str | os.PathLike, alike: float = ALIKE, folders: bool = False) -> str:
-    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name beside it
-    that is most like it (difflib's ratio is `alike` or more, without their endings, which files share), or
-    ""; it may be that of a folder where those are wanted, too."""
-    given = Path(os.path.expanduser(path))
-    try:
-        with os.scandir(given.parent) as listed:
-            beside = [Path(one) for one in islice(listed, 2_000) if folders or one.is_file()]
-    except (OSError, ValueError):
-        return ""
-    beside.sort(key=lambda one: one.suffix == given.suffix)  # of two alike the last is taken
-    names = {one.stem.lower(): one for one in beside}
-    close = difflib.get_close_matches(given.stem.lower(), names, n=1, cutoff=alike)
-    return f", did you mean {names[close[0]]}?" if close else ""
-
-
 def check_rows_path(path: str) -> None:
     """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
     another kind, with a DatasetError. Of an address (s3://, gs://, hf://, https://) it refuses a scheme that
@@ -123,5 +105,4 @@ def check_rows_path(path: str) -> None:
     if local.exists() or glob.glob(str(local), recursive=True):
         return
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
-        hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
-        raise DatasetError(f"{path}: no such file or folder{hint}")
+        raise DatasetError(f"{path}: no such file or folder (looked in {Path.cwd()}); check the path")

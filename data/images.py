@@ -12,7 +12,9 @@ a visitor's image may be made to do harm, and is opened within `web.images.Visit
 from __future__ import annotations
 
 import io
+import mimetypes
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,7 +27,6 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError
-from data.image_kinds import no_image
 from data.pixels import array_size, eight_bits, from_array
 from messages import one_line
 
@@ -210,13 +211,23 @@ def open_file(file: BinaryIO, limits: ImageLimits, name: str) -> tuple[Image.Ima
             image = limits.open(file, formats)
             orientation = _orientation(image)
     except UnidentifiedImageError as error:
-        raise no_image(head, name) from error
+        raise _no_image(head, name) from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or damage
         raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
     check_size(image.width, image.height, limits, name)
     if image.format == "TIFF":  # it would read all directories, and turn the image as `upright` does
         image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
     return image, orientation
+
+
+def _no_image(data: bytes, name: str) -> ImageError:
+    """The error for a file that is none of the formats that are read."""
+    wanted, got = "an image, such as PNG, JPEG or WebP", f"a file that starts with {data[:24]!r}"
+    if re.match(rb".{4}ftyp(?!hei|hev|mif1|msf1)|\x1aE\xdf\xa3", data, re.DOTALL):
+        got = "a video, which is given as a video: a part or column of that name"
+    elif (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
+        wanted = "a video: MP4, QuickTime, WebM, Matroska or AVI"
+    return ImageError(f"{name}: expected {wanted}, got {got}")
 
 
 def is_heic(data: bytes) -> bool:

@@ -1,5 +1,5 @@
 """The markers between which a reasoning model thinks before its answer, and how a prompt asks for thinking or
-ends it. The thoughts of an answer are in `inference.thoughts`.
+ends it. The thoughts of an answer are in `inference.thinking`.
 
 A template writes `<think>` at the end of its prompt (Qwen3-VL-Thinking, Qwen3.5 with `enable_thinking`), an
 empty block (Qwen3.5 without), or nothing, and then the model begins the block itself (Qwen3, Gemma 4). Here a

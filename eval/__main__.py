@@ -44,6 +44,7 @@ from inference.flags import (
     device,
     dtype,
     model,
+    option,
     positive,
 )
 from messages import named, one_line
@@ -64,31 +65,27 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tasks", type=names, metavar="NAMES", help="shapes, drawings, or tasks of lmms-eval, by commas")
     rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]"
     add("--data", type=dataset, metavar="PATH", help=rows)
-    add(
-        "--limit",
-        type=positive,
-        metavar="N",
-        help="maximum number of questions (shapes, drawings: default 2000)",
-    )
+    most = "maximum number of questions (shapes, drawings: default 2000)"
+    add("--limit", type=positive, metavar="N", help=most)
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
     add_think(add)
     several = "sample N answers to each question from one prefill: pass@k (the best of k, where scores lie "
     several += "between 0 and 1) and majority@k for k = 1, 2, 4, ... N; the score is the mean of all answers"
     add("--samples", type=partial(positive, least=2), metavar="N", help=several)
-    add("--temperature", type=above_zero, metavar="T", help="temperature of --samples")
+    add("--temperature", type=option(above_zero), metavar="T", help="temperature of --samples")
     add("--sample-seed", type=partial(positive, least=0), metavar="S", help="seed of --samples (default 0)")
     add("--seed", type=int, help="seed of the held-out questions of shapes and drawings (default 0)")
 
     add = parser.add_argument_group("rows of your own").add_argument
     add("--metric", metavar="NAME", help="exact_match (default), vqa_accuracy, anls, relaxed_accuracy, ...")
-    option = "option of the metric, such as years_exact=true; may be repeated"
-    add("--metric-option", type=pair, action="append", default=[], metavar="NAME=VALUE", help=option)
+    one = "option of the metric, such as years_exact=true; may be repeated"
+    add("--metric-option", type=pair, action="append", default=[], metavar="NAME=VALUE", help=one)
     add("--subset", help="configuration of a Hub dataset")
     split = "dataset split (default: test for Hub datasets, everything for a local file or folder, train if "
     add("--split", default="", help=split + "the folder has split subfolders)")
     held_out = "score what train.py --holdout SHARE left out of these rows"
-    add("--holdout", type=partial(above_zero, most=1), default=0.0, metavar="SHARE", help=held_out)
+    add("--holdout", type=option(partial(above_zero, most=1)), default=0.0, metavar="SHARE", help=held_out)
     add("--data-revision", metavar="REV", help="branch, tag or commit of the dataset")
     theirs = "names of the data's columns, where they differ from ours"
     add("--columns", type=columns, metavar="OURS=THEIRS,...", default={}, help=theirs)
@@ -116,26 +113,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@option
 def dataset(text: str) -> dict[str, Any]:
     """A path, or an entry as in a recipe's list of datasets."""
-    try:
-        entries = dataset_entries(read_datasets(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected one dataset ({error})") from None
+    entries = dataset_entries(read_datasets(text))
     if len(entries) != 1:
-        raise argparse.ArgumentTypeError(f"expected one dataset, got {len(entries)}: run each by itself")
+        raise ValueError(f"expected one dataset, got {len(entries)}: run each by itself")
     return dict(entries[0])
 
 
 def above_zero(text: str, most: float = math.inf) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < most:
-        below = "" if most == math.inf else f" and below {most}"
-        raise argparse.ArgumentTypeError(f"expected a number above 0{below}, got {text!r}")
-    return value
+    if not 0 < float(text) < most:
+        raise ValueError(f"expected a number above 0 and below {most}, got {text!r}")
+    return float(text)
 
 
 def names(text: str) -> list[str]:
@@ -143,11 +133,13 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+@option
 def columns(text: str) -> dict[str, str]:
     """ "question=query,answer=label" -> {"question": "query", "answer": "label"}."""
     return dict(_sides(part) for part in text.split(",") if part)
 
 
+@option
 def pair(text: str) -> tuple[str, Any]:
     """ "years_exact=true" -> ("years_exact", True); a value that is no JSON stays a text."""
     name, value = _sides(text)
@@ -160,7 +152,7 @@ def pair(text: str) -> tuple[str, Any]:
 def _sides(text: str) -> tuple[str, str]:
     left, _, right = (part.strip() for part in text.partition("="))
     if not left or not right:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+        raise ValueError(f"expected NAME=VALUE, got {text!r}")
     return left, right
 
 

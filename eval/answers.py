@@ -25,11 +25,11 @@ from data.video import Clip
 from eval.tasks import Draws, EvalSample, EvalTask
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
-from inference.answer import read_answer, split
-from inference.asking import requests_for
+from inference.answer import read_answer
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint
 from inference.conversation import Turn, messages_of
+from inference.forms import requests_for
 from inference.grammar import choice_grammar
 from inference.thinking import budget_of, held_to, think_first, thinking_end
 from inference.votes import pick
@@ -181,14 +181,15 @@ def answers(
             yield number, EvalAnswer("", error=one_line(done.error), draw=draw)
         else:
             said, text = read_answer(checkpoint, done.token_ids, options)
-            thought, own = split(checkpoint, done.token_ids, options)
-            thinking = None
+            thought, thinking = 0, None
+            if checkpoint.thinking is not None:
+                thought = checkpoint.thinking.span(done.token_ids, think is not None).thought
             if thought or think is not None:
-                thinking = said, len(thought), thinking_end(checkpoint, done.token_ids, budgets[number])
+                thinking = said, thought, thinking_end(checkpoint, done.token_ids, budgets[number])
             choices, decision = samples[number].choices, done.decision
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
             about = done.stop_reason, thinking, done.confidence, shares
-            yield number, EvalAnswer(text, len(own), *about, draw=draw)
+            yield number, EvalAnswer(text, len(done.token_ids) - thought, *about, draw=draw)
 
 
 def _encode(

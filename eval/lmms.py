@@ -48,10 +48,10 @@ from eval.lmms_tasks import (
 )
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request
-from inference.answer import answer_text
-from inference.asking import requests_for
+from inference.answer import read_answer
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
+from inference.forms import requests_for
 from inference.grammar import choice_grammar
 from inference.thinking import budget_of, think_first, thinking_end
 from messages import one_line
@@ -95,7 +95,7 @@ class Ocelli(lmms):
                 _, _, _, document, task, split = requests[done.key].args
                 if done.error is None:
                     options, until = read[done.key]
-                    whole = answer_text(self.checkpoint, done.token_ids, options)
+                    _, whole = read_answer(self.checkpoint, done.token_ids, options)
                     text = cut(whole, until)
                     reason, thought = done.stop_reason if text == whole else "stop", ""
                     if self.think is not None:
@@ -161,7 +161,7 @@ class Ocelli(lmms):
     def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
         """Pairs: of each choice the negative logarithm of its probability as a whole answer, with its end,
         since lmms-eval takes the least; and whether it is the likeliest. All choices of a document are looked
-        at together (`inference.decide`); where that fails, none is likely, and a right one least of all."""
+        at together (`inference.forms`); where that fails, none is likely, and a right one least of all."""
         asked: dict[tuple, dict[str, list[int]]] = {}  # text -> places in `requests`
         for number, request in enumerate(requests):
             if len(request.args) != 6 or callable(request.args[1]):

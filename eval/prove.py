@@ -23,8 +23,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from data.errors import replacing
 from eval.card import open_card, put_section
+from eval.results import write_json, write_text
 from inference.errors import RequestError
 from inference.flags import MODEL, Parser, check_model, device, model
 from messages import for_terminal
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
     check_model(settings.model, settings.revision)
     card = open_card(Path(settings.model)) if settings.card else None
     for path in filter(None, (settings.json, settings.html)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()  # whether it can be written, before minutes of work
     from eval.proof import Client, Proof, of_server, repeated  # imports torch and transformers
 
@@ -85,9 +86,9 @@ def main(arguments: list[str]) -> int:
     print(f"\n{proof.verdict()}")
     report = proof.report()
     if settings.json:
-        write(settings.json, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_json(settings.json, report)
     if settings.html:
-        write(settings.html, page(report))
+        write_text(settings.html, page(report))
     if card is not None:
         rows = [f"| {MARKS[one.same]} | {one.part}: {one.name} | {one.said} |" for one in proof.lines]
         table = "\n".join(["| | checked | found |", "|---|---|---|", *rows])
@@ -103,11 +104,6 @@ def read(path: Path) -> dict:
         return found | {"model": str(found["model"]), "greedy": list(found["greedy"])}
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"{path}: expected a prove.json, got something else") from None
-
-
-def write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def page(report: dict) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from data.errors import replacing
 from data.images import load_image
 from data.video import Clip
-from eval.results import CONTROLS, KINDS, Record, best_name, cut_off
+from eval.results import CONTROLS, KINDS, Record, best_name, cut_off, write_text
 from eval.tasks import EvalSample, EvalTask
 
 SHOWN = 12  # samples of each kind
@@ -77,8 +76,7 @@ def write_report(
         calibration=calibration,
         lowest=_lowest(calibration["bins"]) if calibration else 0.0,
     )
-    with replacing(path) as temporary:
-        temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
+    write_text(path, page)
 
 
 def number(value: float) -> str:

@@ -59,7 +59,10 @@ def read_samples(path: Path) -> dict[str, Record]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n"
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 

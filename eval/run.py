@@ -34,7 +34,7 @@ from eval.results import (
 )
 from eval.tasks import EvalTask, TaskError
 from inference.checkpoint import Checkpoint, RequestError
-from inference.locks import only_writer
+from inference.results import only_writer
 from training.distributed import Ranks
 
 

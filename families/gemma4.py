@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from families import keys
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
-from families.sections import both_dtypes, vlm_config, write_config, write_ids
+from families.saving import both_dtypes, write_config, write_ids
+from families.sections import vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig

@@ -14,7 +14,7 @@ from data.errors import ProcessorError
 from data.tiles import Visual
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.qwen_images import QwenImages
-from families.sections import SavedProcessor
+from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 
 # Names of the placeholder and of the tokens around it in tokenizer_config.json, and their usual texts.

@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from data.tokenizer import IMAGE
 from families import keys
 from families.idefics3_images import IdeficsImages, image_rule, new_images, open_images, positions
-from families.sections import (
-    TEXT_FAMILIES,
-    text_config,
-    text_family,
-    vision_config,
-    vlm_config,
-    write_config,
-    write_text,
-    write_vision,
-)
+from families.saving import text_family, write_config, write_text, write_vision
+from families.sections import TEXT_FAMILIES, text_config, vision_config, vlm_config
 from models.checkpoints import gguf_config
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.gguf_config import SIGLIP

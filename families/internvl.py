@@ -22,15 +22,8 @@ from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3 import positions
 from families.resizing import CLIP_PIXELS, TileGrids
-from families.sections import (
-    VISION_KEYS,
-    SavedProcessor,
-    text_config,
-    vision_config,
-    vlm_config,
-    write_config,
-    write_text,
-)
+from families.saving import SavedProcessor, write_config, write_text
+from families.sections import VISION_KEYS, text_config, vision_config, vlm_config
 from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig

@@ -20,7 +20,7 @@ from data.errors import ProcessorError
 from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
 from families.qwen_videos import fit
 from families.resizing import CLIP_PIXELS, MODES, TileGrids, resized
-from families.sections import SavedProcessor
+from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"

@@ -18,7 +18,8 @@ from torch import Tensor
 from families import keys
 from families.lfm2_images import image_rule, open_images
 from families.qwen_vl import build, positions
-from families.sections import text_config, vlm_config, write_config, write_text
+from families.saving import write_config, write_text
+from families.sections import text_config, vlm_config
 from models.checkpoints import gguf_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import TextConfig, VLMConfig

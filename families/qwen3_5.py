@@ -15,7 +15,8 @@ from typing import Any
 from families import keys, qwen_vl
 from families.qwen_images import image_rule, open_images
 from families.qwen_vl import build, grid, places, positions, their_inputs
-from families.sections import text_config, vlm_config, write_config, write_text
+from families.saving import write_config, write_text
+from families.sections import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 

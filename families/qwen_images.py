@@ -22,7 +22,7 @@ from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.keys import section
 from families.qwen_videos import QwenVideos, fit
 from families.resizing import CLIP_PIXELS
-from families.sections import SavedProcessor
+from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 
 IMAGE = "<|image_pad|>"

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from families import keys
 from families.qwen_gguf import GGUF
 from families.qwen_images import image_rule, open_images
-from families.sections import text_config, vlm_config, write_config, write_text
+from families.saving import write_config, write_text
+from families.sections import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel

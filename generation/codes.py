@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,14 +61,6 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     return codes.contiguous().view(torch.int32)
 
 
-class Group(NamedTuple):
-    """Scales of groups (R, G), and their zeros or their least weights."""
-
-    scale: Tensor
-    zero: Tensor | int = 0
-    least: Tensor | None = None
-
-
 @dataclass(frozen=True)
 class Codes:
     """A matrix (R, columns).
@@ -102,7 +93,7 @@ class Codes:
         """A matrix of the same kind, made of these tensors."""
         return Codes(*self.kind, *tensors)
 
-    def rows(self, which: Tensor | slice) -> Codes:
+    def __getitem__(self, which: Tensor | slice) -> Codes:
         return self.of(*(tensor[which] for tensor in self.tensors))
 
     def to(self, device: torch.device | str) -> Codes:
@@ -125,26 +116,22 @@ class Codes:
         words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))[:, : -(-weight.shape[1] // 32)]
         return cls(Form.HALF_ZERO, 8, weight.shape[1], 32, packed(codes.flatten(1), 8), words)
 
-    def group(self) -> Group:
-        """What the words of groups mean: of `span` columns, or of 32 (SUPER) or 16 (SIXTEENTHS)."""
+    def groups(self) -> tuple[Tensor, Tensor | int, Tensor | None]:
+        """Scales of groups (R, G), zeros, and least weights: of `span` columns, or of 32 (SUPER) or 16."""
         words = self.words.contiguous()
-        halves = words.view(torch.int16).unflatten(-1, (-1, 2))
-        low, high = halves[..., 0].contiguous(), halves[..., 1].contiguous()
-        kind = torch.float16 if self.form in (Form.HALF_ZERO, Form.HALF_LEAST) else torch.bfloat16
-        match self.form:
-            case Form.HALF_ZERO | Form.BF16_ZERO:
-                return Group(low.view(kind).float(), high.float())
-            case Form.HALF_LEAST | Form.BF16_LEAST:
-                return Group(low.view(kind).float(), 0, high.view(kind).float())
-            case Form.FLOAT_ZERO | Form.FP8:
-                return Group(words.view(torch.float32), 128 if self.form == Form.FLOAT_ZERO else 0)
-        assert self.coarse is not None, "a coarse word for each 256 columns"
+        if self.form in (Form.FLOAT_ZERO, Form.FP8):
+            return words.view(torch.float32), 128 if self.form == Form.FLOAT_ZERO else 0, None
+        if self.coarse is None:
+            kind = torch.float16 if self.form in (Form.HALF_ZERO, Form.HALF_LEAST) else torch.bfloat16
+            low, high = words.view(kind).unflatten(-1, (-1, 2)).unbind(-1)
+            if self.form in (Form.HALF_LEAST, Form.BF16_LEAST):
+                return low.float(), 0, high.float()
+            return low.float(), high.contiguous().view(torch.int16).float()[..., None], None
         coarse = self.coarse.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).float()
         if self.form == Form.SIXTEENTHS:
-            scale = words.view(torch.int8).unflatten(-1, (-1, 16)) * coarse[..., :1]
-            return Group(scale.flatten(-2), 32)
+            return (words.view(torch.int8).unflatten(-1, (-1, 16)) * coarse[..., :1]).flatten(-2), 32, None
         fine = words.view(torch.uint8).unflatten(-1, (-1, 8, 2)) * coarse[..., None, :]
-        return Group(fine[..., 0].flatten(-2), 0, -fine[..., 1].flatten(-2))
+        return fine[..., 0].flatten(-2), 0, -fine[..., 1].flatten(-2)
 
     def numbers(self) -> Tensor:
         """The weights (R, columns) in float32."""
@@ -153,12 +140,11 @@ class Codes:
             halves = codes.unflatten(-1, (-1, 4))
             codes = torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
         x = (codes.view(torch.float8_e4m3fn) if self.form == Form.FP8 else codes).float()
-        scale, zero, least = self.group()
+        scale, zero, least = self.groups()
         width = {Form.SUPER: 32, Form.SIXTEENTHS: 16}.get(self.form, self.span)
         x = F.pad(x, (0, width * scale.shape[-1] - x.shape[-1])).unflatten(-1, (-1, width))
-        x = (x - (zero if isinstance(zero, int) else zero[..., None])) * scale[..., None]
-        if least is not None:
-            x = x + least[..., None]
+        x = (x - zero) * scale[..., None]
+        x = x if least is None else x + least[..., None]
         return x.flatten(-2)[..., : self.columns]
 
 
@@ -187,7 +173,7 @@ class CodedLinear(CodedWeight):
     def forward(self, x: Tensor) -> Tensor:
         step, codes = max(1, PARTIAL_FLOATS // self.in_features), self.codes
         starts = range(0, self.out_features, step)
-        parts = (codes.rows(slice(at, at + step)).numbers().to(x.dtype) for at in starts)
+        parts = (codes[at : at + step].numbers().to(x.dtype) for at in starts)
         y = torch.cat([F.linear(x, part) for part in parts], -1)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
@@ -200,5 +186,5 @@ class CodedEmbedding(CodedWeight):
         self.dtype = dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = self.codes.rows(ids.flatten()).numbers()
+        rows = self.codes[ids.flatten()].numbers()
         return rows.view(*ids.shape, self.in_features).to(self.dtype)

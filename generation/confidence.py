@@ -13,7 +13,6 @@ Autoregressive Structured Prediction", 2021).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,31 +33,6 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float | None
     top: list[tuple[int, float]]
-
-
-@dataclass
-class Report:
-    """The probabilities of one answer's tokens.
-
-    sums: of `chosen_logprobs`, over the tokens that count for its confidence.
-    tokens: of each token, where the options ask for log-probabilities.
-    """
-
-    sums: tuple[float, float] = (0.0, 0.0)
-    tokens: list[TokenLogprobs] = field(default_factory=list)
-
-    def add(self, noted: Noted, stops: bool, thinks: bool) -> None:
-        """Note a token."""
-        chosen, logprobs = noted
-        if chosen is not None and not thinks and not (stops and self.sums[1]):
-            self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
-        if logprobs is not None:
-            self.tokens.append(logprobs)
-
-    @property
-    def confidence(self) -> float:
-        """The geometric mean of the probabilities of the tokens that count."""
-        return math.exp(min(0.0, self.sums[0] / max(1.0, self.sums[1])))
 
 
 # Of a row's token: its `chosen_logprobs`, if a row asks for a confidence, and what it reports.

@@ -5,18 +5,23 @@
         ...                                                            # ended
 
 The parts: a *step* computes logits (`steps.py`), *rows* say how their tokens are chosen and hold those that
-were (`sampling.py`), and the *cache* holds keys and values of all positions so far (`kv_cache.py`).
+were (`sampling.py`), and the *cache* holds keys and values of all positions so far (`kv_cache.py`). The loop
+allocates the cache, and the model's layers write it, in place, at the slots that the loop names.
 
-The loop owns the positions; neither the model nor the cache counts. `prefill` fills slots 0 … L - 1 of each
-row and gives the logits of the first new token. A token is chosen from logits, then fed at the next free slot
-(`start_pos`), which gives the logits of the token after it. So n tokens take one prefill and n - 1 steps; the
-last token is never fed, and takes no slot.
+**Positions.** The loop owns them; neither the model nor the cache counts. `start_pos` is the slot of the
+first token that a pass is given, which is how many slots of the row are filled. `prefill` fills slots 0 …
+L - 1 of each row, all at once or in chunks, each of which sees all slots before it, and gives the logits of
+the first new token. `choose` makes a token of logits; fed at `start_pos`, it gives the logits of the token
+after it. So n tokens take one prefill and n - 1 steps; the last token is never fed, and takes no slot.
 
-Rows of one length share an int `start_pos` and need no mask anywhere. Rows of different lengths have a tensor
-(B,) of them. The slots after the end of a shorter row may hold garbage, of its padding, that no query of a
-token sees: prefill is causal, and each slot is overwritten by the step that first looks at it. Layers that
-keep running sums get each row's length, and add no padding to them. A row that has ended is computed on with
-the others, in vain, until the last one ends.
+**Ragged rows.** Rows of one length share an int `start_pos` and need no mask anywhere. Rows of different
+lengths have a tensor (B,) of them. The slots after the end of a shorter row may hold garbage, of its padding,
+that no query of a token sees: prefill is causal, and each slot is overwritten by the step that first looks at
+it. Layers that keep running sums get each row's length, and add no padding to them.
+
+**Ends.** A row ends with a stop token, which belongs to its answer ("stop"), or with token number
+`max_new_tokens` ("length"): `Row.take` notes it. The row is computed on with the others, in vain, until the
+last one has ended; in the output the pad id stands for those tokens.
 
 Where images have rotary places of their own (Qwen-VL), the place of a token after the prompt is its slot plus
 an `offset` of its row; elsewhere the offset is 0.
@@ -41,8 +46,8 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput, Stopwatch, TokenStream, column_of, fields_of, pad_id
 from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import Chosen, Row, choose, new_rows
-from generation.score import choose_answers
+from generation.sampling import Row, choose, new_rows
+from generation.score import decide
 from generation.steps import Step, UncachedStep
 
 ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
@@ -81,11 +86,17 @@ def decode_n(
     kv_cache: KVCache,
     start_pos: int | Tensor,
     offset: int | Tensor = 0,
-    choose: Callable[[Sequence[Row], Tensor], Chosen] = choose,
 ) -> Iterator[list[int]]:
     """Yield a token of each row until all have ended, from the logits (B, V) of the first ones. After its end
     the tokens of a row mean nothing. Raises the error of a row, such as logits that are not finite."""
+
+    def at(number: int) -> tuple[int, int, int]:
+        start, ahead = (n if isinstance(n, int) else int(n[number]) for n in (start_pos, offset))
+        return number, start, ahead
+
     while True:
+        if any(row.constraint is not None for row in rows):
+            decide(rows, logits, step, kv_cache, at)
         chosen = choose(rows, logits)
         ids = chosen.read()
         for row in rows:
@@ -151,7 +162,7 @@ def _generate(
     offsets = [offset for offset in prompt.offsets for _ in range(answers)]
     del prompt
     if not kv_cache:
-        step = UncachedStep(language_model, lambda: embed_prompt().repeat(answers))
+        step = UncachedStep(language_model, embed_prompt)
     else:
         if answers > 1:
             kv_cache = kv.fork(kv_cache, longest, answers, room)
@@ -160,9 +171,8 @@ def _generate(
 
     starts = [length for length in lengths for _ in range(answers)]
     rows, pad, count = new_rows(prompt_ids, options), pad_id(model, options), 0
-    chooser = choose if options.constraint is None else choose_answers(step, rows, kv_cache, starts, offsets)
     at = kv.per_row(starts, model.device), kv.per_row(offsets, model.device)
-    for _ in decode_n(step, rows, logits, kv_cache, *at, chooser):
+    for _ in decode_n(step, rows, logits, kv_cache, *at):
         count += 1
         yield column_of(rows, count - 1, pad)
     watch.lap("decode")
@@ -172,6 +182,4 @@ def _generate(
         seconds=watch.seconds,
         kv_cache_bytes=kv.size_in_bytes(kv_cache),
         decode_steps=count - 1,
-        proposed_tokens=0,
-        accepted_tokens=0,
     )

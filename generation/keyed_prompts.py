@@ -92,10 +92,10 @@ def read_prompt(
     # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
     # can be made to look like somebody else's.
     known = [item.digest for item in items] if parts is None or isinstance(parts, Tensor) else parts.keys
-    of_parts = [-1 - (int.from_bytes(one[:8]) >> 2) for one in known]
-    counts = torch.tensor([item.positions for item in items], dtype=torch.int64)
-    of_positions = torch.tensor(of_parts, dtype=torch.int64).repeat_interleave(counts)
-    keys = ids.masked_scatter(ids == model.config.image_token_id, of_positions)
+    of_parts = zip((-1 - (int.from_bytes(one[:8]) >> 2) for one in known), items)
+    of_positions = [key for key, item in of_parts for _ in range(item.positions)]
+    shown = torch.tensor(of_positions, dtype=torch.int64)
+    keys = ids.masked_scatter(ids == model.config.image_token_id, shown)
     places = model.places([ids], parts)
     return KeyedPrompt(ids, parts, items, keys, *(places[0] if places else ()))
 

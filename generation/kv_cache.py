@@ -9,8 +9,9 @@ gated delta rule has running sums, `STATES`, (B, H, n, D): n is fixed, so they d
 
 **Slots.** Slot s of a row holds token s of that row. Keys are rotated before they are written. The cache
 does not know how many slots are filled: the decode loop owns `start_pos`, the slot of the next token, an int,
-or (B,) where rows differ. A layer writes its tokens at `start_pos`, in place, and a query at slot p looks at
-slots 0 … p alone. So slots from `start_pos` on may hold garbage: each is written before a query looks at it.
+or (B,) where rows differ. Layers alone write, each its own dict: its tokens at `start_pos` and after it, in
+place. Then a query at slot p looks at slots 0 … p. So a chunk on a prefix of n slots writes n, n + 1, … and
+sees all that came before, and slots after it may hold garbage: each is written before a query looks at it.
 
 **Going back** is a smaller `start_pos`, and costs nothing. A state goes back within its last `STATE_WINDOW`
 slots; from further back it has to be copied from where it was kept (`generation/states.py`).

@@ -5,6 +5,7 @@ The system says of mapped files that their memory is free. So weights that are m
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -73,11 +74,8 @@ def cgroup_available(root: Path) -> list[int]:
     found: list[int] = []
     for group, v2 in cgroups("memory", root):
         limit, used, droppable = _CGROUP_V2 if v2 else _CGROUP_V1
-        if not (group / limit).is_file() or not (group / used).is_file():
-            continue
-        if (most := (group / limit).read_text().strip()) != "max":
-            stat = group / "memory.stat"
-            lines = stat.read_text().splitlines() if stat.is_file() else []
-            files = int(dict(map(str.split, lines)).get(droppable, 0))
-            found.append(max(0, int(most) - int((group / used).read_text()) + files))
+        with suppress(OSError, ValueError):  # it is not there, or has no limit
+            left = int((group / limit).read_text()) - int((group / used).read_text())
+            stat = (group / "memory.stat").read_text().splitlines()
+            found.append(max(0, left + int(dict(map(str.split, stat)).get(droppable, 0))))
     return found

@@ -29,15 +29,11 @@ def sampling(default: Any, metavar: str, text: str, of_draws: bool = False, **bo
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """How the next token is chosen: see the help text of each field.
 
-    temperature: 0 is greedy, the exact argmax; the filters then have no effect.
-    top_k: keep the k likeliest (ties with the k-th stay); 0 is off.
-    top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
-    min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
-    repetition_penalty: divides positive and multiplies negative logits of tokens already seen; 1 is off.
-    frequency_penalty: is subtracted from a token's logit as often as the answer has the token already, and
-        presence_penalty once if it has; 0 is off.
+    temperature: 0 is the exact argmax; the filters then have no effect.
+    top_k: ties with the k-th stay. top_p: the token that reaches this mass stays.
+    repetition_penalty: divides positive and multiplies negative logits of tokens already seen.
     seed: answer j of every prompt draws with seed + j, so that a row gets in a batch what it gets alone;
         None takes seeds from torch's global generator.
     """
@@ -45,25 +41,31 @@ class SamplingParams:
     temperature: float = sampling(0.0, "T", "sampling temperature; 0 is greedy", low=0)
     top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", True, low=0)
     top_p: float = sampling(
-        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off", True),
+        1.0,
+        "P",
+        "sample from the likeliest tokens that have probability P together; 1 is off",
+        True,
         over=0,
         high=1,
     )
     min_p: float = sampling(
-        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off", True),
+        0.0,
+        "P",
+        "drop tokens that are less likely than P times the most likely; 0 is off",
+        True,
         low=0,
         high=1,
     )
     repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
     frequency_penalty: float = sampling(
-        *(0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off"),
+        0.0,
+        "F",
+        "subtract F from a token's logit for each time that the answer has it; 0 is off",
         low=-2,
         high=2,
     )
     presence_penalty: float = sampling(
-        *(0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off"),
-        low=-2,
-        high=2,
+        0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off", low=-2, high=2
     )
     seed: int | None = sampling(
         None, "SEED", "seed of sampling; answer N uses SEED + N - 1", True, low=0, high=MAX_SEED
@@ -97,20 +99,6 @@ class SamplingParams:
     def penalizes(self) -> bool:
         """Whether what a row holds already changes the logits."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
-
-
-# What people bring from transformers' `generate`, and what to use here instead.
-_INSTEAD = {
-    "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
-    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
-    "max_length": "use max_new_tokens, which does not count the prompt",
-    "eos_token_id": "use stop_token_ids",
-    "streamer": "iterate over generate_stream",
-    "stopping_criteria": "iterate over generate_stream and break",
-    "logits_processor": "pass a constraint, or a decode_step that changes the logits",
-    "generation_config": "pass its values as options; those of the checkpoint's file are not applied",
-    "past_key_values": "use generation.session.Session, which keeps its cache",
-}
 
 
 @dataclass(frozen=True)
@@ -175,12 +163,10 @@ def with_overrides(
     options: GenerationOptions | None, overrides: Mapping[str, Any], eos_token_ids: Iterable[int]
 ) -> GenerationOptions:
     """`options` (None: the defaults) with some fields replaced, and the checkpoint's stop ids if it has none.
-    A TypeError says of names that are no options what to use instead."""
+    A TypeError says of names that are no options which there are."""
     known = [field.name for field in fields(GenerationOptions)]
-    if unknown := [name for name in overrides if name not in known]:
-        expected = f"expected some of {', '.join(known)}"
-        hints = (f"{name}: {_INSTEAD.get(name, expected)}" for name in unknown)
-        raise TypeError(f"generate takes no {'; no '.join(hints)}")
+    if unknown := overrides.keys() - known:
+        raise TypeError(f"generate takes no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
     options = replace(options, **overrides) if options else GenerationOptions(**overrides)
     if options.stop_token_ids is None:
         options = replace(options, stop_token_ids=tuple(eos_token_ids))

@@ -29,11 +29,17 @@ class GenerationOutput:
     seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
     kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
     decode_steps: int  # calls of the decode step
-    proposed_tokens: int  # tokens that calls verified, see `generation.speculation`
-    accepted_tokens: int  # those among them that the answer holds and that saved a call
     confidences: list[float]  # of each row, where the options ask for them
     decisions: list[Decision]  # of each row that chose one of several answers
     logprobs: list[list[TokenLogprobs]]  # of each token of each row, where the options ask for them
+    proposed_tokens: int = 0  # tokens that calls verified, see `generation.speculation`
+    accepted_tokens: int = 0  # those among them that the answer holds and that saved a call
+    # Of a session: positions of the prompt that were in its cache already, and the others, which were
+    # computed; tiles that were encoded, and the others, which had been before or stand twice in the prompt.
+    reused: int = 0
+    prefilled: int = 0
+    tiles_encoded: int = 0
+    tiles_reused: int = 0
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""

@@ -132,13 +132,9 @@ class PrefixStore:
         self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()
         self._lock = Lock()
 
-    def __len__(self) -> int:
-        """Blocks in memory."""
-        return len(self._blocks)
-
     def find(self, keys: Tensor, items: Sequence[Item], most: int) -> Prefix:
         """What is held of a prompt from its front, `most` positions at most."""
-        chain = self._cut(keys, items)
+        chain = cut(keys, items, self._root, self._states)
         held = list(takewhile(self._holds, (block for block in chain if block.start < block.end)))
         end = min(held[-1].end, most) if held else 0
         if self._states:
@@ -160,6 +156,7 @@ class PrefixStore:
         # A snapshot first: without it the positions are worth nothing.
         numbers = self._read(sorted(wanted, key=lambda block: block.start < block.end), into)
         reached, parts, states = start, [], None
+        shapes = [kept for layer in self._layout for kept in layer.values() if not kept.fixed]
         for block in wanted:
             if (own := numbers.get(block.name)) is None:
                 break
@@ -167,12 +164,15 @@ class PrefixStore:
                 states = own
                 continue
             part, flat = slice(max(start - block.start, 0), found.end - block.start), own.to(into.device)
-            parts.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
+            length = block.end - block.start
+            flats = flat.split([kept.heads * length * kept.width for kept in shapes])
+            shaped = (one.view(kept.heads, length, kept.width) for one, kept in zip(flats, shapes))
+            parts.append([one[:, part] for one in shaped])
             reached = min(found.end, block.end)
         if parts:
             # A call for each layer's keys and one for its values, and no copy between.
-            for target, pieces in zip(_tensors(kv_cache), zip(*parts), strict=True):
-                torch.cat(pieces, 1, out=target[row, :, start:reached])
+            for (layer, name), pieces in zip(by_slot(kv_cache), zip(*parts), strict=True):
+                torch.cat(pieces, 1, out=layer[name][row, :, start:reached])
         self._use(found.blocks, numbers)
         if self._files:
             self._files.keep([(block.name, None) for block in found.blocks if block.end <= reached])
@@ -189,7 +189,7 @@ class PrefixStore:
         """Keep the whole blocks of a row's first len(keys) positions, and `states`, snapshots by position,
         that are not kept already. What does not fit goes from the end. No block is kept that is not finite,
         nor any after it."""
-        chain, free = self._cut(keys, items), available_bytes(torch.device("cpu"))
+        chain, free = cut(keys, items, self._root, self._states), available_bytes(torch.device("cpu"))
         last = max((block.end for block in chain if block.start < block.end), default=0)
         chain = [one for one in chain if one.end <= last and (one.start < one.end or one.end in states)]
         self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
@@ -201,7 +201,9 @@ class PrefixStore:
             if fits or (self._files and not self._files.holds(block.name)):
                 tensor = self._blocks.get(block.name)
                 if tensor is None:
-                    tensor = _copy_of(kv_cache, row, block) if kept is None else kept.cpu()
+                    own = (layer[name][row, :, block.start : block.end] for layer, name in by_slot(kv_cache))
+                    tensor = torch.cat([part.flatten() for part in own]) if kept is None else kept
+                    tensor = tensor.cpu()
                     if not is_finite(tensor):
                         del chain[number:]
                         break
@@ -221,9 +223,6 @@ class PrefixStore:
         if self._files:
             self._files.close()
 
-    def _cut(self, keys: Tensor, items: Sequence[Item]) -> list[Block]:
-        return cut(keys, items, self._root, self._states)
-
     def _read(self, blocks: list[Block], into: Geometry) -> dict[bytes, Tensor]:
         """The numbers of blocks by name, up to the first that is neither in memory nor in the files."""
         with self._lock:
@@ -240,13 +239,6 @@ class PrefixStore:
                     break
                 found[block.name] = numbers
         return found
-
-    def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
-        """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
-        kept = [one for layer in self._layout for one in layer.values()]
-        shapes = [(heads, length, width) for heads, width, fixed in kept if not fixed]
-        parts = flat.split([math.prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _use(self, chain: list[Block], numbers: dict[bytes, Tensor]) -> None:
         """Make a chain's blocks, with these new ones, those that were used last, its head the very last."""
@@ -277,13 +269,3 @@ def is_finite(tensor: Tensor) -> bool:
     """Whether no number of it is NaN or infinite. Waits for the device."""
     # NaN and infinity go into any sum; so would numbers far beyond what a cache holds.
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
-
-
-def _tensors(kv_cache: KVCache) -> list[Tensor]:
-    return [layer[name] for layer, name in by_slot(kv_cache)]
-
-
-def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
-    """A block of a row in host memory, one tensor after another."""
-    own = (tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache))
-    return torch.cat([*own]).cpu()

@@ -45,7 +45,7 @@ def _begin_fork() -> None:
 
 def processors(root: Path = Path("/")) -> float:
     """Processors that this process may use: those of its affinity, or a smaller quota of a cgroup (0.5: half
-    of the time of one). `root`: where proc/ and the cgroups are mounted."""
+    of the time of one). `root`: where proc/ and sys/ are mounted."""
     try:
         count = float(len(os.sched_getaffinity(0)))
     except AttributeError:  # not on Linux
@@ -55,40 +55,29 @@ def processors(root: Path = Path("/")) -> float:
 
 def quota(root: Path = Path("/")) -> float:
     """The smallest quota of the cgroups that this process is in, in processors; infinite without any."""
-    return min((_quota_of(folder, v2) for folder, v2 in cgroups("cpu", root)), default=math.inf)
+    found = [math.inf]
+    for folder, v2 in cgroups("cpu", root):
+        names = ("cpu.max",) if v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        with suppress(OSError, ValueError):  # "max" is no number
+            allowed, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+            if allowed > 0 and period > 0:
+                found.append(allowed / period)
+    return min(found)
 
 
 def cgroups(controller: str, root: Path) -> list[tuple[Path, bool]]:
     """(folder, whether it is of version 2) of each cgroup that this process is in and that shares out what
-    `controller` stands for, in each hierarchy from its own group up to what is mounted. In a container its
-    path may not be there; what is mounted is then the container's own cgroup."""
+    `controller` stands for, from its own group up to the root, where they are mounted as usual. In a
+    container its path may not be there; the root is then the container's own cgroup."""
     try:
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        entries = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
         return []
-    found = []
-    for line in mounts:
-        about, _, kind = line.partition(" - ")
-        fields, more = about.split(), kind.split()
-        if len(fields) < 5 or len(more) < 3 or more[0] not in ("cgroup", "cgroup2"):
-            continue
-        v2 = more[0] == "cgroup2"
-        if not v2 and controller not in more[2].split(","):
-            continue
-        mount = root / fields[4].lstrip("/")
-        for number, names, path in (entry.split(":", 2) for entry in lines if entry.count(":") >= 2):
-            if number == "0" if v2 else controller in names.split(","):
-                group = mount / path.lstrip("/")
-                found += [(one, v2) for one in (group, *group.parents) if one.is_relative_to(mount)]
+    found, mounted = [], root / "sys/fs/cgroup"
+    for number, names, path in (entry for entry in entries if len(entry) == 3):
+        v2 = number == "0"
+        if v2 or controller in names.split(","):
+            mount = mounted if v2 else mounted / controller
+            group = mount / path.lstrip("/")
+            found += [(one, v2) for one in (group, *group.parents) if one.is_relative_to(mount)]
     return found
-
-
-def _quota_of(folder: Path, v2: bool) -> float:
-    """The quota of one cgroup; infinite where it says nothing."""
-    names = ("cpu.max",) if v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    with suppress(OSError, ValueError):
-        allowed, period = " ".join((folder / name).read_text() for name in names).split()
-        if allowed not in ("max", "-1") and int(period) > 0:
-            return int(allowed) / int(period)
-    return math.inf

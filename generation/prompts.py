@@ -33,14 +33,6 @@ class Prompt:
     places: Tensor | None = None
     offsets: tuple[int, ...] = (0,)
 
-    def repeat(self, n: int) -> Prompt:
-        """Every row n times in a row."""
-        lengths, offsets = (
-            tuple(number for number in numbers for _ in range(n)) for numbers in (self.lengths, self.offsets)
-        )
-        places = None if self.places is None else self.places.repeat_interleave(n, 1)
-        return Prompt(self.embeddings.repeat_interleave(n, 0), lengths, places, offsets)
-
 
 class ContextError(ValueError):
     """Prompt and answer are longer than the model's context."""

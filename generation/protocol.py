@@ -9,31 +9,6 @@ import torch
 from torch import Tensor
 
 
-class Decoder(Protocol):
-    """A language model: embeddings in, hidden states out, logits by a call of their own."""
-
-    config: Any  # models.config.TextConfig
-    embed_tokens: Any  # its weight has the dtype of stored weights
-    norm: Any  # its weight says where the model is
-
-    @property
-    def cache_dtype(self) -> torch.dtype: ...
-    @property
-    def cache_layout(self) -> Any: ...  # generation.kv_cache.Layout
-    def __call__(
-        self,
-        x: Tensor,
-        *,
-        kv_cache: Any = None,
-        start_pos: int | Tensor = 0,
-        position_ids: Tensor | None = None,
-        offset: int | Tensor = 0,
-        lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Any]: ...
-    def embed(self, input_ids: Tensor) -> Tensor: ...  # (B, T) -> (B, T, D), or wider
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-
 class CutParts(Protocol):
     """Parts of one prompt's images (tiles) that are not numbers yet, and know which are equal; `data.tiles`
     has them. Where pixels are expected they stand for a tensor (N, 3, H, W)."""
@@ -57,10 +32,16 @@ Pixels: TypeAlias = Tensor | CutParts
 
 
 class VisionLanguage(Protocol):
-    """A `Decoder` with images."""
+    """A language model with images.
 
-    config: Any  # models.config.VLMConfig, as wherever generation/ says config
-    language_model: Any  # a Decoder
+    config: a `models.config.VLMConfig`, as wherever generation/ says config.
+    language_model: a `models.language_model.LanguageModel`. It embeds ids (B, T); called with embeddings
+        (B, T, D) it gives hidden states and writes a cache as its `cache_layout` has it; `logits` is a call
+        of its own. Its norm's weight says where it is.
+    """
+
+    config: Any
+    language_model: Any
 
     @property
     def device(self) -> torch.device: ...
@@ -122,14 +103,9 @@ class Constraint(Protocol):
         """The tokens that must come next, none or several."""
 
 
-class Proposer:
-    """Proposes the next tokens of one row, for one answer; `generation.speculation` has two.
+class Proposer(Protocol):
+    """Proposes the next tokens of one row, for one answer; `generation.speculation.PromptLookup` is one."""
 
-    given: how many tokens of the answer it has been given.
-    """
-
-    given = 0
-
-    def propose(self, new_ids: list[int]) -> list[int]:
-        """The ids that may follow, none or any number, after `new_ids`, which came since the last call."""
-        raise NotImplementedError
+    def propose(self, tokens: list[int], alone: bool) -> list[int]:
+        """The ids that may follow the answer's tokens so far, none or any number; `alone`: whether the next
+        pass is of no other row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -140,10 +141,11 @@ class SlotRow(Row):
 
 @dataclass
 class Stats:
-    """What a scheduler has done so far.
+    """What a scheduler has done so far. Of the tokens that were `proposed`, and so verified, answers hold
+    those that were `accepted`, each of which saved a pass.
 
-    On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
-    waited for to take the time.
+    `seconds` are those of "prepare", "vision", "prefill" and "decode". On a GPU they count work where a
+    result is read, images as part of the prefill: the device is not waited for to take the time.
     """
 
     cancelled: int = 0
@@ -152,6 +154,6 @@ class Stats:
     reused: int = 0
     tiles_encoded: int = 0
     decode_steps: int = 0
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
-    )
+    proposed: int = 0
+    accepted: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

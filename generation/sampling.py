@@ -7,9 +7,13 @@
 
 `choose` is three steps: constraints mask the logits, a token is drawn from what is left (`draws.py`:
 penalties, temperature, top-k, top-p and min-p, in this order, then one random number), and what was asked
-about its probability is reported (`confidence.py`). The random number is a hash of the row's own seed and of
-how many it has drawn, so that a row's tokens do not depend on the others of its batch. `choose` reads nothing
-back from the device, so that the next step may run before its tokens are read.
+about its probability is reported (`confidence.py`). `choose` reads nothing back from the device, so that the
+next step may run before its tokens are read; `Chosen.read` does, and `Row.take` notes them and sees whether
+the row has ended.
+
+There is no generator whose state moves: a random number is a hash of the row's own seed and of how many it
+has drawn. Answer j to a prompt has the seed `options.seed` + j, or without a seed one from torch's generator.
+So a row's tokens do not depend on the others of its batch.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generation.confidence import Noted, Notes, Report, TokenLogprobs
+from generation.confidence import Noted, Notes, TokenLogprobs
 from generation.draws import BAD, make_seeds, sample, uniforms
 from generation.kv_cache import to_device
 from generation.options import ConstraintError, GenerationOptions, NotFiniteError, SamplingParams
@@ -41,7 +45,7 @@ class Row:
     tokens: those that were read, with the stop token. `launched` counts those that were drawn, of which a GPU
         may be one ahead: the number of the row's next random number.
     stop_reason: "" while it goes on; then "stop" (a stop token), "length" or "error", which is `error`.
-    report: of its tokens' probabilities, where the options ask for them.
+    logprobs: of each token, where the options ask for them, else None.
     """
 
     options: GenerationOptions
@@ -51,7 +55,6 @@ class Row:
     proposer: Proposer | None = None
     tokens: list[int] = field(default_factory=list)
     stop_reason: str = ""
-    report: Report | None = None
 
     def __post_init__(self):
         self.params, self.stop_ids = self.options.choice, self.options.stop_token_ids or ()
@@ -60,8 +63,9 @@ class Row:
         self._seen: Tensor | None = None
         if self.options.constraint is not None:
             self.constraint = self.options.constraint()
-        if self.options.confidence or self.options.logprobs is not None:
-            self.report = Report()
+        self.logprobs: list[TokenLogprobs] | None = None if self.options.logprobs is None else []
+        self.reports = self.options.confidence or self.options.logprobs is not None
+        self.sums = 0.0, 0.0  # of `chosen_logprobs`, over the tokens that count for its confidence
 
     @property
     def plain(self) -> bool:
@@ -75,18 +79,13 @@ class Row:
         return None if choice is None else choice.decision
 
     @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """Those of its tokens, where the options ask for them."""
-        return None if self.report is None or self.options.logprobs is None else self.report.tokens
-
-    @property
     def confidence(self) -> float | None:
-        """See `generation.confidence`; of one of several answers, its probability among them. None where the
-        options do not ask for it."""
-        if self.report is None or not self.options.confidence:
+        """The geometric mean of the probabilities of the tokens that count (see `generation.confidence`); of
+        one of several answers, its probability among them. None where the options do not ask for it."""
+        if not self.options.confidence:
             return None
         if self.decision is None:
-            return self.report.confidence
+            return math.exp(min(0.0, self.sums[0] / max(1.0, self.sums[1])))
         return self.decision.probabilities[self.decision.chosen]
 
     def first_seed(self) -> int:
@@ -105,7 +104,7 @@ class Row:
         return self._seen
 
     def take(self, token_id: int, noted: Noted | None = None) -> None:
-        """Note the next token, or `BAD`."""
+        """Note the next token, or `BAD`, and whether the answer ends with it."""
         if token_id == BAD:
             self.error, self.stop_reason = self.error or NotFiniteError(len(self.tokens) + 1), "error"
             return
@@ -113,8 +112,12 @@ class Row:
         constraint = self.constraint
         if constraint is not None:
             constraint.accept(token_id)
-        if self.report is not None and noted is not None:
-            self.report.add(noted, stops, constraint is not None and constraint.thinking)
+        chosen, logprobs = noted or (None, None)
+        thinks = constraint is not None and constraint.thinking
+        if chosen is not None and not thinks and not (stops and self.sums[1]):
+            self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
         self.tokens.append(token_id)
         full = len(self.tokens) >= self.options.max_new_tokens
         if stops or full or (constraint is not None and constraint.full):
@@ -186,7 +189,7 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
     ]
     for number, constraint in held:
         constraint.close(logits[number])
-    reports, own = any(row.report for row in rows), logits
+    reports, own = any(row.reports for row in rows), logits
     if held:
         own = logits.clone() if reports else logits  # of the model's own probabilities
         mask(rows, logits, held)

@@ -44,14 +44,15 @@ from generation.confidence import Notes
 from generation.draws import recordable
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
+from generation.kv_cache import STATE_WINDOW, has_states
 from generation.options import GenerationOptions, check_integer, with_overrides
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose
-from generation.score import Ids, decide, look_ahead
+from generation.score import decide
 from generation.slots import SlotCache
-from generation.speculation import Speculation
+from generation.speculation import propose, proposer_of, verify
 from generation.steps import Step
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
@@ -61,13 +62,6 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 # positions, a CPU's by 64.
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
-# Options that a scheduler, not a request, may have otherwise.
-ITS_OWN: dict[str, Any] = {
-    "num_return_sequences": 1,
-    "use_cache": True,
-    "decode_step": None,
-    "prefill_chunk": None,
-}
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
@@ -104,10 +98,10 @@ class Scheduler:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self.chunk = model, slots, prefill_chunk
         self._step = decode_step or Step(model.language_model)
-        self.speculation = Speculation(self._step, model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self._small, self._large = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
+        self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else 2**31
         self.cache = SlotCache(model.language_model, slots, prefixes)
         # Of each slot: the token to be fed; for recorded steps its position, the row's seed, how many numbers
         # it has drawn, the offset of its rotary places, the token that was chosen, or BAD; and its
@@ -115,7 +109,6 @@ class Scheduler:
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
         self._counters = torch.zeros(5, slots, dtype=torch.int64, device=model.device)
         self._logprobs = torch.zeros(2, slots, device=model.device)
-        self._running = False
         self.stats = Stats()
         self.reset()
 
@@ -123,12 +116,6 @@ class Scheduler:
     def kv_cache_bytes(self) -> int:
         """Bytes of the cache as it is now."""
         return kv.size_in_bytes(self.cache.kv_cache)
-
-    def counts(self) -> dict[str, float]:
-        """Seconds of each kind, decode steps, tiles encoded, tokens proposed and accepted, so far."""
-        stats, speculation = self.stats, self.speculation
-        counts = {"steps": stats.decode_steps, "tiles": stats.tiles_encoded}
-        return {**stats.seconds, **counts, "proposed": speculation.proposed, "accepted": speculation.accepted}
 
     @property
     def free(self) -> int:
@@ -158,15 +145,13 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------- the loop
 
-    @torch.no_grad()
     def run(self, requests: Iterable[Request | LazyRequest]) -> Iterator[RequestOutput]:
         """Answer requests and yield each output as it finishes, with the error of a request that fails.
 
-        Raises ValueError while another run of this scheduler goes on, and whatever the iterable raises.
+        Raises ValueError while this scheduler has other work, and whatever the iterable raises.
         """
-        if self._running or not self.idle:
+        if not self.idle:
             raise ValueError("this scheduler is running already: make another one")
-        self._running = True
         self.reset()  # the weights may have changed since the last run
         try:
             queue, drained = iter(requests), False
@@ -179,13 +164,9 @@ class Scheduler:
                         self.add(request)
                     except REQUEST_ERRORS as error:
                         self._events.append(RequestOutput(request.key, [], "error", error=error))
-                self._compute_prompts()
-                if drained or not self.free:
-                    self._decode()
-                yield from (event for event in self._take_events() if isinstance(event, RequestOutput))
+                yield from (event for event in self.step() if isinstance(event, RequestOutput))
         finally:
             self.reset()
-            self._running = False
 
     def add(self, request: Request | LazyRequest) -> None:
         """Take a request in; one of the next steps begins with its prompt.
@@ -197,9 +178,11 @@ class Scheduler:
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             options = ready.options
-            if replace(options, **ITS_OWN) != options:
+            if options != replace(
+                options, num_return_sequences=1, use_cache=True, decode_step=None, prefill_chunk=None
+            ):
                 raise ValueError(
-                    f"a request cannot have {', '.join(ITS_OWN)}: "
+                    "a request cannot have num_return_sequences, use_cache, decode_step and prefill_chunk: "
                     "make one for each answer, and give the scheduler step and chunk"
                 )
             options = with_overrides(options, {}, self.model.config.eos_token_ids)
@@ -211,18 +194,17 @@ class Scheduler:
         """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
-        self.speculation.begin(row)
+        row.proposer = proposer_of(row, self._step, self.model.config.image_token_id)
         self._forget_buffers()
         self.cache.reserve(row.room)
         self._entered.append(row)
         return row
 
     def give_back(self) -> None:
-        """Give back the memory of slots that a long request has grown and none in work needs. Where they hold
-        more of a prompt, that part is computed again or taken from `prefixes`."""
-        self._forget_buffers()
-        working = [row.room for row in (*self._entered, *self._rows) if row is not None]
-        self.cache.shrink(max(working, default=0))
+        """Give back the memory of the slots if nothing is in work; what they hold may be in `prefixes`."""
+        if self.idle:
+            self.cache.kv_cache = []
+            self.reset()
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
@@ -232,7 +214,8 @@ class Scheduler:
         self._compute_prompts()
         if others or not self._events:
             self._decode()
-        return self._take_events()
+        events, self._events = self._events, []
+        return events
 
     @torch.no_grad()
     def cancel(self, key: Any) -> bool:
@@ -249,10 +232,6 @@ class Scheduler:
         self._events = [event for event in self._events if not (found and event.key == key)]
         self.stats.cancelled += bool(found)
         return bool(found)
-
-    def _take_events(self) -> list[NewTokens | RequestOutput]:
-        events, self._events = self._events, []
-        return events
 
     # ------------------------------------------------------------------------------------------ prompts
 
@@ -291,12 +270,11 @@ class Scheduler:
     def _place(self, row: SlotRow) -> bool:
         """Give a prompt a free slot, with what it shares with others; False if it waits to share what is
         still to be computed."""
-        found, worth = self.cache.find(row.prompt), row.prompt.worth_sharing
-        others = (self.cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
-        if worth(max(*found.ready, found.stored.end), max(others, default=0)):
-            return False
         free = [slot for slot, other in enumerate(self._rows) if other is None]
-        row.slot, row.reused = self.cache.take(row.prompt, found, free)
+        taken = self.cache.take(row.prompt, free, {other.slot: other.ahead for other in self._waiting})
+        if taken is None:
+            return False
+        row.slot, row.reused = taken
         row.part, _ = first_part(row.prompt, row.reused)
         row.start, self._rows[row.slot], row.stops = row.reused, row, self.cache.stops(row.prompt)
         self._waiting.append(row)
@@ -373,14 +351,14 @@ class Scheduler:
 
     def _choose(self, rows: Sequence[Row], logits: Tensor) -> Chosen:
         """The next token of each row, or one of its whole answers, from logits (k, V)."""
-        decide(rows, logits, self._ahead)
-        return choose(rows, logits)
 
-    def _ahead(self, row: Row, sequences: Sequence[Ids]) -> Iterator[Tensor]:
-        """The logits of sequences that might come next in a row: `generation.score.Ahead`."""
-        assert isinstance(row, SlotRow), "whatever chooses here has a slot"
-        start = row.length + len(row.tokens)
-        return look_ahead(self._step, self.cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
+        def at(number: int) -> tuple[int, int, int]:
+            row = rows[number]
+            assert isinstance(row, SlotRow), "whatever chooses here has a slot"
+            return row.slot, row.length + len(row.tokens), row.prompt.offset
+
+        decide(rows, logits, self._step, self.cache.kv_cache, at)
+        return choose(rows, logits)
 
     def _decode(self) -> None:
         """One step for all rows that decode; without any, what is under way is read."""
@@ -399,7 +377,8 @@ class Scheduler:
             self.stats.decode_steps += 1
             proposals: list[list[int]] = []
             if any(row.proposer or row.constraint for row in rows):
-                proposals = self.speculation.propose(rows, self.cache.capacity - 1 - max(positions))
+                proposals = propose(rows, min(self._most, self.cache.capacity - 1 - max(positions)))
+                self.stats.proposed += sum(map(len, proposals))
             if any(proposals):
                 self._several(rows, span, positions, proposals)
             elif self._step.records and all(row.params == rows[0].params and row.plain for row in rows):
@@ -442,7 +421,8 @@ class Scheduler:
         alike = min(positions) == max(positions)
         cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
-        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._choose)
+        own = [logits[row.slot] for row in rows]
+        self.stats.accepted += verify(rows, proposals, own, self._choose)
         self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index(rows)] = kv.to_device(last, self.model.device)

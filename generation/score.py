@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -27,15 +28,15 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.draws import sample, uniforms
 from generation.kv_cache import KVCache
-from generation.sampling import Chosen, Row, choose, keep
+from generation.sampling import Row, keep
 from generation.steps import Step
 
 AHEAD_BYTES = 128 * 2**20  # of copies of a row at a time; one is always made
 AHEAD_POSITIONS = 128  # computed at a time: each has logits as wide as the vocabulary
 
 Ids = tuple[int, ...]
-# A row and sequences of ids -> of each the logits (n, V) after each of its ids, had it come next in the row.
-Ahead = Callable[[Row, Sequence[Ids]], Iterable[Tensor]]
+# Sequences of ids -> of each the logits (n, V) after each of its ids, had it come next in the row.
+Ahead = Callable[[Sequence[Ids]], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Choice:
 
     def decide(self, row: Row, logits: Tensor, ahead: Ahead) -> None:
         """Choose one of the answers, from the logits (V,) of its first token."""
-        found = log_probabilities(self._choices, logits, lambda said: ahead(row, said))
+        found = log_probabilities(self._choices, logits, ahead)
         params = replace(row.params, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
         uniform = None
         if not params.greedy:
@@ -114,35 +115,22 @@ class Choice:
         return list(self._forced)
 
 
-def decide(rows: Iterable[Row], logits: Tensor, ahead: Ahead) -> None:
-    """Choose the answers of those rows that come to their choice with these logits (k, V)."""
+def decide(
+    rows: Sequence[Row],
+    logits: Tensor,
+    step: Step,
+    kv_cache: KVCache,
+    at: Callable[[int], tuple[int, int, int]],
+) -> None:
+    """Choose the answers of those rows that come to their choice with these logits (k, V). `at` says of a row
+    by its number: its row of the cache, its next slot, and the offset of its rotary places."""
     for number, row in enumerate(rows):
         choice = None if row.constraint is None or row.stop_reason else row.constraint.choice
         if choice is not None and choice.decision is None:
-            choice.decide(row, logits[number], ahead)
+            choice.decide(row, logits[number], partial(look_ahead, step, kv_cache, *at(number)))
 
 
-def choose_answers(
-    step: Step, rows: Sequence[Row], kv_cache: KVCache, starts: Sequence[int], offsets: Sequence[int]
-) -> Callable[[Sequence[Row], Tensor], Chosen]:
-    """`sampling.choose` for these rows of a cache, which may come to a choice among answers, by the lengths
-    of their prompts."""
-
-    def ahead(row: Row, said: Sequence[Ids]) -> Iterator[Tensor]:
-        number = rows.index(row)
-        start, offset = starts[number] + len(row.tokens), offsets[number]
-        return look_ahead(step, kv_cache, number, start, offset, said)
-
-    def choose_all(rows: Sequence[Row], logits: Tensor) -> Chosen:
-        decide(rows, logits, ahead)
-        return choose(rows, logits)
-
-    return choose_all
-
-
-def log_probabilities(
-    choices: Choices, logits: Tensor, ahead: Callable[[Sequence[Ids]], Iterable[Tensor]]
-) -> tuple[float, ...]:
+def log_probabilities(choices: Choices, logits: Tensor, ahead: Ahead) -> tuple[float, ...]:
     """The log-probability of each answer as a whole, by the logits (V,) of its first token, and `ahead` for
     those of the others."""
     first, known = logits.float()[None], dict[Ids, float]()

@@ -14,42 +14,19 @@ history rewinds by itself, and a second question about an image starts after the
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from generation import kv_cache as kv
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
-from generation.memory import check_fits
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream, column_of, fields_of, pad_id
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
-from generation.requests import SlotRow, each_answer
+from generation.requests import SlotRow, Stats, each_answer
 from generation.scheduler import Scheduler
 from generation.steps import Step
-
-
-@dataclass(frozen=True)
-class PrefixReuse:
-    """What the kept prefix saved for one prompt.
-
-    reused: positions of the prompt that were in the cache already.
-    prefilled: its other positions, which were computed.
-    tiles_encoded: tiles that went through the vision model.
-    tiles_reused: the prompt's other tiles: in the cache, in the feature cache, or twice in the prompt.
-    """
-
-    reused: int
-    prefilled: int
-    tiles_encoded: int
-    tiles_reused: int
-
-
-@dataclass(frozen=True)
-class SessionOutput(PrefixReuse, GenerationOutput):
-    """`GenerationOutput`, and what was saved."""
 
 
 class Session:
@@ -65,7 +42,8 @@ class Session:
         prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
 
     Several answers to one prompt take as many slots; where their number or the step changes, the cache begins
-    anew. `reuse` is about the last prompt, from its first token on.
+    anew. `reuse` is what was saved for the last prompt, known from its first token on: the fields of a
+    `GenerationOutput` that are a session's own.
     """
 
     def __init__(
@@ -76,9 +54,8 @@ class Session:
     ):
         if feature_cache is not None and feature_cache.model is not model:
             raise ValueError("feature_cache: expected one of the session's own model, got another model's")
-        self.model = model
+        self.model, self._prefixes = model, prefixes
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._prefixes = prefixes
         self.reset()
 
     @property
@@ -95,17 +72,15 @@ class Session:
         self._scheduler: Scheduler | None = None
         self._made: tuple[int, Step | None] | None = None  # slots and step of the scheduler
         self._rows: list[SlotRow] = []  # of the last answer
-        self.reuse: PrefixReuse | None = None
+        self.reuse: dict[str, Any] = {}
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
         return self.generate_detailed(*inputs, **inputs_and_options).token_ids
 
-    def generate_detailed(self, *inputs, **inputs_and_options) -> SessionOutput:
+    def generate_detailed(self, *inputs, **inputs_and_options) -> GenerationOutput:
         """`generate`, with what was saved, stop reasons, timings and sizes. Takes the same arguments."""
-        output = self.generate_stream(*inputs, **inputs_and_options).drain()
-        assert isinstance(output, SessionOutput)
-        return output
+        return self.generate_stream(*inputs, **inputs_and_options).drain()
 
     def generate_stream(
         self,
@@ -116,7 +91,7 @@ class Session:
         options: GenerationOptions | None = None,
         **overrides,
     ) -> TokenStream:
-        """`generate`, token by token: iterate for (N,) ids, then read `.result`, a `SessionOutput`.
+        """`generate`, token by token: iterate for (N,) ids, then read `.result`.
 
         Takes what `VisionLanguageModel.generate` takes, for one row, and refuses what that refuses, several
         prompts and use_cache=False; the session is then as it was. A stream that has not ended when another
@@ -127,16 +102,11 @@ class Session:
         prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
-        positions = min(room, self.model.config.text.max_position_embeddings)
-        needed = kv.bytes_for(self.model.language_model, options.num_return_sequences, positions)
-        sizes = f"{options.num_return_sequences} x {positions}"
-        check_fits(sizes, needed, self.model.device, self.kv_cache_bytes)
         return TokenStream(self._answer(prompt, options))
 
     def _answer(
         self, prompt: KeyedPrompt, options: GenerationOptions
-    ) -> Generator[Tensor, None, SessionOutput]:
+    ) -> Generator[Tensor, None, GenerationOutput]:
         """Yield (N,) ids of the answers."""
         self._end_answer()
         made = options.num_return_sequences, options.decode_step
@@ -144,23 +114,25 @@ class Session:
             self._scheduler = None  # its memory is free before the next one's is taken
             self._scheduler = Scheduler(self.model, *made, self.feature_cache, prefixes=self._prefixes)
             self._made = made
-        scheduler, self.reuse = self._scheduler, None
-        scheduler.chunk = options.prefill_chunk
-        self._rows = rows = [scheduler.enter(n, prompt, own) for n, own in enumerate(each_answer(options))]
+        scheduler, pad, count = self._scheduler, pad_id(self.model, options), 0
+        stats = scheduler.stats = Stats()
+        self.reuse, scheduler.chunk = {}, options.prefill_chunk
         length, tiles = len(prompt), len(prompt.items)
-        del prompt
+        self._rows = rows = list[SlotRow]()
         try:
-            before = scheduler.counts()
-            pad, count = pad_id(self.model, options), 0
+            for number, own in enumerate(each_answer(options)):
+                rows.append(scheduler.enter(number, prompt, own))
+            del prompt
             while True:
                 while not all(row.stop_reason or len(row.tokens) > count for row in rows):
                     scheduler.step()
                 for row in rows:
                     if row.error is not None:
                         raise row.error
-                if self.reuse is None:
-                    reused, encoded = rows[0].reused, int(scheduler.counts()["tiles"] - before["tiles"])
-                    self.reuse = PrefixReuse(reused, length - reused, encoded, tiles - encoded)
+                if not self.reuse:
+                    reused, encoded = rows[0].reused, stats.tiles_encoded
+                    self.reuse = {"reused": reused, "prefilled": length - reused}
+                    self.reuse |= {"tiles_encoded": encoded, "tiles_reused": tiles - encoded}
                 if count == max(len(row.tokens) for row in rows):
                     break
                 yield column_of(rows, count, pad)
@@ -173,16 +145,15 @@ class Session:
         finally:
             if self._rows is rows:
                 self._end_answer()
-        done = {name: own - before[name] for name, own in scheduler.counts().items()}
-        return SessionOutput(
+        return GenerationOutput(
             **fields_of(rows, pad, self.model.device),
             prompt_tokens=[length],
-            seconds={name: done[name] for name in ("vision", "prefill", "decode")},
+            seconds={name: stats.seconds[name] for name in ("vision", "prefill", "decode")},
             kv_cache_bytes=self.kv_cache_bytes,
-            decode_steps=int(done["steps"]),
-            proposed_tokens=int(done["proposed"]),
-            accepted_tokens=int(done["accepted"]),
-            **vars(self.reuse),
+            decode_steps=stats.decode_steps,
+            proposed_tokens=stats.proposed,
+            accepted_tokens=stats.accepted,
+            **self.reuse,
         )
 
     def _end_answer(self) -> None:

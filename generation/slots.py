@@ -2,17 +2,16 @@
 
 slots = SlotCache(model.language_model, count=8, prefixes=PrefixStore(model))
 slots.reserve(positions)
-found = slots.find(prompt)                          # where its first positions are held
-slot, reused = slots.take(prompt, found, free=[0])  # and now in a slot of its own
-...                                                 # compute those from `reused` on, and an answer
-slots.put(slot, prompt, answer_ids)                 # hold all that for prompts to come; or
-slots.drop(slot)                                    # zero what is not finite
+slot, reused = slots.take(prompt, free=[0], waiting={})  # with what is held of its first positions
+...                                                      # compute those from `reused` on, and an answer
+slots.put(slot, prompt, answer_ids)                      # hold all that for prompts to come; or
+slots.drop(slot)                                         # zero what is not finite
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,28 +23,14 @@ from generation.keyed_prompts import KeyedPrompt
 from generation.kv_cache import STATE_WINDOW, KVCache
 from generation.options import CacheMemoryError
 from generation.prefix_store import Prefix, PrefixStore, is_finite
-from generation.protocol import Decoder
 from generation.states import restore, snapshot, snapshot_numbers
 
 SNAPSHOTS = 4  # snapshots of states that a slot keeps
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
-class Found(NamedTuple):
-    """Where the first positions of a prompt are held, by slot, and in the store.
-
-    common: how many each slot has or is about to have, never all: the last one's logits are not kept.
-    ready: after how many of these a row can go on now.
-    """
-
-    common: list[int]
-    ready: list[int]
-    stored: Prefix
-
-
 class SlotCache:
-    """A cache whose rows are slots for one prompt each. Allocated when first needed, grown by `kv.STEP`, and
-    made smaller by `shrink`.
+    """A cache whose rows are slots for one prompt each. Allocated when first needed, and grown by `kv.STEP`.
 
     A slot remembers the keys of its positions, also after its request has ended. A new prompt is compared
     with all of them: what it shares with one from the front is copied from there, or stays where it is when
@@ -59,7 +44,7 @@ class SlotCache:
     than hold what `keys` says, so what is claimed is true at every moment.
     """
 
-    def __init__(self, language_model: Decoder, count: int, prefixes: PrefixStore | None = None):
+    def __init__(self, language_model: Any, count: int, prefixes: PrefixStore | None = None):
         self._language_model, self.count, self.prefixes = language_model, count, prefixes
         self._device = language_model.norm.weight.device
         self._context = language_model.config.max_position_embeddings
@@ -85,12 +70,10 @@ class SlotCache:
 
     def __str__(self) -> str:
         begin, grown = (f"{self._bytes(n) / 2**20:.1f} MiB" for n in (self._rounded(0), self._context))
-        more = "" if begin == grown else f", up to {grown} if they grow"
         available = memory.available_bytes(self._device)
-        there = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
-        return (
-            f"{self.count} slots of {self._rounded(0)} positions: {begin} of cache{more}; {there} available"
-        )
+        left = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
+        sizes = f"{self.count} slots of {self._rounded(0)} positions: {begin} of cache"
+        return f"{sizes}, up to {grown} if they grow; {left} available"
 
     def _bytes(self, positions: int) -> int:
         """Bytes of slots of so many positions, and of their snapshots."""
@@ -126,46 +109,42 @@ class SlotCache:
                 if not on_cpu or self.prefixes is None or not self.prefixes.drop(keep=3 / 4):
                     raise
 
-    def shrink(self, needed: int) -> None:
-        """Give back what lies after the first `needed` positions of each slot, or where slots began."""
-        if (length := self._rounded(needed)) < self.capacity:
-            self.filled = [min(filled, length) for filled in self.filled]
-            for slot, kept in enumerate(self.snapshots):
-                self.snapshots[slot] = {at: states for at, states in kept.items() if at <= length}
-            self._keys = self._keys[:, :length].clone()
-            kv.resize(self.kv_cache, length)
+    # ------------------------------------------------------------------------------------ take, put, drop
 
-    # ------------------------------------------------------------------------------ find, take, put, drop
-
-    def find(self, prompt: KeyedPrompt) -> Found:
-        """Where the first positions of a prompt are held."""
-        keys, last = prompt.keys, len(prompt) - 1
+    def take(
+        self, prompt: KeyedPrompt, free: Sequence[int], waiting: Mapping[int, Sequence[int]]
+    ) -> tuple[int, int] | None:
+        """Give a prompt one of the free slots, with what is held of its first positions, never all, because
+        the last one's logits are not kept: (slot, how many it has of them). None if it is worth waiting for
+        more of them: `waiting` are slots whose prompts are being computed, and `stops` that these come to."""
+        keys, last, worth = prompt.keys, len(prompt) - 1, prompt.worth_sharing
         width = min(len(keys), self._keys.shape[1])
         differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
-        # The first of equal maxima.
+        # By the first of equal maxima: what each slot has or is about to have, and after how much of it a row
+        # can go on now.
         common = [min(shared, last) for shared in differs.to(torch.uint8).argmax(1).tolist()]
         ready = [self.resumed(slot, shared) for slot, shared in enumerate(common)]
         stored = Prefix([], 0)
         if self.prefixes is not None:
             stored = self.prefixes.find(keys, prompt.items, last)
-        return Found(common, ready, stored)
-
-    def take(self, prompt: KeyedPrompt, found: Found, free: Sequence[int]) -> tuple[int, int]:
-        """Give a prompt one of the free slots, with what is held of its first positions: (slot, how many it
-        has of them)."""
-        ready, worth = found.ready, prompt.worth_sharing
+        coming = [
+            max((stop for stop in stops if stop <= common[slot]), default=0) if self._states else common[slot]
+            for slot, stops in waiting.items()
+        ]
+        if worth(max(*ready, stored.end), max(coming, default=0)):
+            return None
         source = max(range(self.count), key=ready.__getitem__)
         slot = max(free, key=ready.__getitem__)
         if not worth(ready[slot], ready[source]):
             source = slot
         # In its own slot it costs nothing.
         shared = ready[source] if source == slot or worth(0, ready[source]) else 0
-        self._hold(slot, prompt.keys, source, shared)
-        if self.prefixes is not None and found.stored.end > shared:
-            reached, states = self.prefixes.take(found.stored, self.kv_cache, slot, shared)
+        self._hold(slot, keys, source, shared)
+        if self.prefixes is not None and stored.end > shared:
+            reached, states = self.prefixes.take(stored, self.kv_cache, slot, shared)
             if not self._states:
                 self.filled[slot] = reached
-            elif states is not None and reached == found.stored.end:  # else the positions are worth nothing
+            elif states is not None and reached == stored.end:  # else the positions are worth nothing
                 self.restore(slot, reached, states)
                 self.filled[slot] = reached
         return slot, self.filled[slot]
@@ -243,10 +222,6 @@ class SlotCache:
         ends = (1 + (of_image[:-1] & ~of_image[1:]).nonzero().flatten()).tolist()
         wanted = [*ends[-2:], len(prompt) - STATE_WINDOW]
         return sorted({end - end % STATE_WINDOW for end in wanted if end >= STATE_WINDOW})
-
-    def coming(self, stops: Sequence[int], shared: int) -> int:
-        """After how many of `shared` positions, of a prompt that is being computed, another one may go on."""
-        return max((stop for stop in stops if stop <= shared), default=0) if self._states else shared
 
     def compute(self, slot: int, end: int | None = None) -> None:
         """Note that a slot's next positions are being computed, or up to which they are."""

@@ -11,6 +11,7 @@ from it. `UncachedStep` is the slow reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from generation.kv_cache import KVCache, geometry, has_states, per_row, to_device
 from generation.prompts import Prompt
-from generation.protocol import Decoder
 
 
 class Step:
@@ -33,7 +33,7 @@ class Step:
 
     same_bits, alone, records, states = False, False, False, False
 
-    def __init__(self, language_model: Decoder):
+    def __init__(self, language_model: Any):
         self._language_model = language_model
         self.states = has_states(language_model.cache_layout)
 
@@ -123,7 +123,7 @@ class Step:
 class UncachedStep(Step):
     """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
 
-    def __init__(self, language_model: Decoder, embed_prompt: Callable[[], Prompt]):
+    def __init__(self, language_model: Any, embed_prompt: Callable[[], Prompt]):
         super().__init__(language_model)
         self._embed_prompt, self._new_ids = embed_prompt, list[Tensor]()
 
@@ -133,16 +133,18 @@ class UncachedStep(Step):
         self._new_ids.append(token_ids)
         language_model, prompt = self._language_model, self._embed_prompt()
         new = language_model.embed(torch.cat(self._new_ids, 1))  # (B, n, D)
-        count, device = new.shape[1], new.device
-        x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
-        slots = to_device(torch.tensor(prompt.lengths), device)[:, None] + torch.arange(count, device=device)
-        rows = torch.arange(len(x), device=device)
-        # After each row's real positions.
-        x[rows[:, None], slots] = F.pad(new, (0, x.shape[2] - new.shape[2]))
+        count, answers = new.shape[1], len(new) // len(prompt.lengths)  # of each prompt
+        new = F.pad(new, (0, prompt.embeddings.shape[2] - new.shape[2]))
+        x = F.pad(prompt.embeddings, (0, 0, 0, count)).repeat_interleave(answers, 0)  # (B, L + n, D)
         places = None
         if prompt.places is not None:
-            places = F.pad(prompt.places, (0, count))  # (3, B, L + n)
-            offsets = to_device(torch.tensor(prompt.offsets), device)
-            places[:, rows[:, None], slots] = slots + offsets[:, None]
+            places = F.pad(prompt.places, (0, count)).repeat_interleave(answers, 1)  # (3, B, L + n)
+        ends = [length + count for length in prompt.lengths for _ in range(answers)]
+        for row, end in enumerate(ends):
+            x[row, end - count : end] = new[row]  # after the row's real positions
+            if places is not None:
+                places[:, row, end - count : end] = (
+                    torch.arange(end - count, end) + prompt.offsets[row // answers]
+                )
         hidden, _ = language_model(x, position_ids=places)
-        return language_model.logits(hidden[rows, slots[:, -1]])
+        return language_model.logits(hidden[range(len(x)), [end - 1 for end in ends]])

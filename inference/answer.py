@@ -26,14 +26,11 @@ from generation.session import Session
 from generation.speculation import looks_up
 from generation.steps import Step
 from inference.answer_text import AnswerText
-from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
-from inference.decide import decided
-from inference.marked_text import MarkedText
+from inference.forms import decided, limited
 from inference.results import logprobs_of
-from inference.thinking import Think, for_prompt, form_of
+from inference.thinking import Think, form_of
 
-DEFAULTS = GenerationOptions()
 _COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
 
 
@@ -97,9 +94,7 @@ def start(
     """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
     step = checkpoint.decode_step if options.use_cache else None
     if options.constraint is not None:
-        options = for_choices(options, checkpoint.context - len(row.input_ids))
-    if isinstance(options.constraint, Think):
-        options = for_prompt(checkpoint, row, options)
+        options = limited(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     single = options.use_cache and options.num_return_sequences == 1
     if session is None and single and _in_session(options, step):
@@ -114,8 +109,7 @@ def start(
 
 
 def _in_session(options: GenerationOptions, step: Step | None) -> bool:
-    """True if a session answers faster than `model.generate`: it verifies proposed tokens together, and does
-    not wait for steps that are recorded."""
+    """True if a session answers faster: it verifies tokens together, and waits for no recorded step."""
     ahead = step is not None and (step.records or looks_up(options, step))
     return ahead or options.constraint is not None or options.lookup == "on"
 
@@ -143,8 +137,7 @@ class Reply:
     hear: Callable[[int, str], None] = lambda number, piece: None
 
     def __post_init__(self) -> None:
-        # The stream has the tiles, and lets go of them with the prefill.
-        self.row = replace(self.row, parts=None)
+        self.row = replace(self.row, parts=None)  # the stream has the tiles, and lets go of them
         self.ids: list[list[int]] = [[] for _ in range(self.options.num_return_sequences)]
         self._times: list[float] = []  # of the start, then of each token
         self._pieces = self._run()
@@ -155,7 +148,7 @@ class Reply:
         return ((number, piece) for number, piece in steps if piece)
 
     def _run(self) -> Generator[tuple[int, str], None, None]:
-        texts = [text_of(self.checkpoint, self.options) for _ in self.ids]
+        texts = [AnswerText(self.checkpoint, self.options) for _ in self.ids]
         stops = self.checkpoint.stop_token_ids
         self._times = self._times or [time.perf_counter()]
         for column in self.stream:
@@ -195,7 +188,7 @@ class Reply:
             **answers,
             "confidences": output.confidences if output else [],
             **(logprobs_of(checkpoint.processor.tokenizer, own_ids, logprobs) if logprobs else {}),
-            "reused_tokens": getattr(output, "reused", 0),  # of a session
+            "reused_tokens": output.reused if output else 0,  # of a session
             "seconds": seconds,
             "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,
             **{name: getattr(output, name, 0) for name in _COUNTS},
@@ -203,34 +196,11 @@ class Reply:
         }
 
 
-def text_of(checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS) -> AnswerText:
-    """The text of one answer that is made with these options, to which its tokens are put."""
-    plain = checkpoint.thinking is None and options.constraint is None
-    return AnswerText(checkpoint) if plain else MarkedText(checkpoint, options)
-
-
-def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions = DEFAULTS) -> str:
-    """The whole text of one answer, as streaming gives it, without space at its end."""
-    return read_answer(checkpoint, ids, options)[1]
-
-
 def read_answer(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
-    """The thoughts before one answer, and the answer as `answer_text` has it."""
-    text, thoughts, answer = text_of(checkpoint, options), list[str](), ""
-    for token_id in ids:
-        answer += text.put(token_id)
-        if text.turned:
-            thoughts, answer = [*thoughts, text.thought(), answer.strip()], ""
-    answer = (answer + text.finish()).strip()
-    return "\n\n".join(filter(None, [*thoughts, text.thought()])), answer
-
-
-def split(
-    checkpoint: Checkpoint, ids: list[int], options: GenerationOptions = DEFAULTS
-) -> tuple[list[int], list[int]]:
-    """The tokens of what was thought before an answer, and its own."""
-    thinking = checkpoint.thinking
-    return ([], ids) if thinking is None else thinking.split(ids, isinstance(options.constraint, Think))
+    """The thoughts before one answer, and its whole text as streaming gives it, without space at its end."""
+    text = AnswerText(checkpoint, options)
+    answer = "".join(map(text.put, ids)) + text.finish()
+    return text.thought(), answer.strip()
 
 
 def answers_of(
@@ -244,13 +214,13 @@ def answers_of(
     was thought, or was to be, "thinking" and "thinking_tokens" say what and how much; "token_ids" are of the
     answers alone. Of choices there is what `decided` says of each answer."""
     stops = set(checkpoint.stop_token_ids)
-    parts = [split(checkpoint, answer, options) for answer in ids]
+    thinking, asked = checkpoint.thinking, isinstance(options.constraint, Think)
+    parts = [thinking.split(answer, asked) if thinking else ([], answer) for answer in ids]
     said = [read_answer(checkpoint, answer, options) for answer in ids]
     choices = [decided(form_of(options), one) for one in decisions] or [{}]
     thoughts = dict[str, Any]()
-    if isinstance(options.constraint, Think) or any(thought for thought, _ in parts):
-        thoughts["thinking"] = [thought for thought, _ in said]
-        thoughts["thinking_tokens"] = [len(thought) for thought, _ in parts]
+    if asked or any(thought for thought, _ in parts):
+        thoughts = {"thinking": [one for one, _ in said], "thinking_tokens": [len(one) for one, _ in parts]}
     return {
         "answers": [answer for _, answer in said],
         **{name: [one[name] for one in choices] for name in choices[0]},

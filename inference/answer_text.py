@@ -1,10 +1,11 @@
-"""The text of an answer, token by token."""
+"""The text of an answer, token by token: what was thought before it and calls of tools stand apart."""
 
 from __future__ import annotations
 
-from inference.calls import CallPiece
+from generation.options import GenerationOptions
+from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint
-from inference.thoughts import Span
+from inference.thinking import Span, Think, form_of
 
 _INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
 
@@ -17,8 +18,8 @@ class TextStream:
     `DecodeStream` raises where bytes that are no text come before, as a sampler may have it.)
     """
 
-    def __init__(self, tokenizer, skip_special_tokens: bool = True):
-        self.tokenizer, self.skip_special_tokens = tokenizer, skip_special_tokens
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
         self._ids: list[int] = []  # tokens of the last piece returned, then those not yet returned
         self._returned = 0  # how many of them are in the text already
 
@@ -39,52 +40,98 @@ class TextStream:
 
     def _new_text(self) -> str:
         before, text = (
-            self.tokenizer.decode(
-                ids, skip_special_tokens=self.skip_special_tokens, clean_up_tokenization_spaces=False
-            )
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             for ids in (self._ids[: self._returned], self._ids)
         )
         return text[len(before) :]
 
 
 class AnswerText:
-    """The text of one answer, without its stop token and the space before its first word. What else an answer
-    may hold is read by `inference.marked_text.MarkedText`, which has the same methods.
+    """The text of one answer, without its stop token, the space before its first word, the thinking before
+    that (`thought`), and calls of tools (`calls`) where its options allow some.
 
     span: the tokens that were thinking; None for a model that does not think.
-    turned: the latest token has shown that all text so far was thought.
     """
 
-    span: Span | None = None
-    turned = False
-
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions):
         self._stream = TextStream(checkpoint.processor.tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
-        self._begun = self._ended = False
+        self._begun = self._ended = self._has_thought = False
+        form, self._thinking = options.constraint and form_of(options), checkpoint.thinking
+        asked = isinstance(options.constraint, Think)
+        self.span = None if self._thinking is None else Span(self._thinking, asked)
+        self._reader = form.reader() if form is not None and form.reader is not None else None
+        self._calls = list[CallPiece]()  # since the last time
+        # Marks of calls that are special tokens, whose text is shown nowhere else.
+        self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.forms.marks.items()}
+        self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
+        self._thought = self._open = ""  # since the last time, and what may be its end
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
         if token_id in self._stops:
             return self.finish()
-        return "" if self._ended else self._show(self._stream.put(token_id))
+        return "" if self._ended else self._show(self._take(token_id))
 
     def thought(self) -> str:
         """The thoughts since the last call, without white space around all of them."""
-        return ""
+        thought, self._thought = self._thought, ""
+        return thought
 
     def calls(self) -> list[CallPiece]:
         """The pieces of calls since the last time."""
-        return []
+        calls, self._calls = self._calls, []
+        return calls
 
     def finish(self) -> str:
         """The text of what is left."""
         if self._ended:
             return ""
         self._ended = True
-        return self._show(self._stream.finish())
+        if self.span is not None and self.span.place == "inside":
+            self._open += self._stream.finish()
+            self._think()
+        return self._show(self._unheld() + self._stream.finish(), last=True)
 
-    def _show(self, piece: str) -> str:
+    def _take(self, token_id: int) -> str:
+        """The answer's part of a token's text."""
+        span, thinking = self.span, self._thinking
+        if span is None or thinking is None or span.place == "answer":
+            return self._text_of(token_id)
+        before = span.place
+        span.put(token_id)
+        if before == "inside":
+            marker = span.place == "gap" and len(thinking.end_ids) == 1
+            self._open += "" if marker else self._stream.put(token_id)
+            if span.place == "inside":
+                self._think(thinking.end)
+                return ""
+            self._open, _, rest = (self._open + self._stream.finish()).partition(thinking.end)
+            self._think()
+            return rest
+        self._held = [*self._held, token_id] if span.place in ("before", "answer") else []
+        return self._unheld() if span.place == "answer" else ""
+
+    def _text_of(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        return self._stream.put(token_id) if mark is None else self._stream.finish() + mark
+
+    def _unheld(self) -> str:
+        held, self._held = self._held, []
+        return "".join(map(self._text_of, held))
+
+    def _think(self, marker: str = "") -> None:
+        """Take what is open as thought, but for the beginning of a marker, and white space before that."""
+        shown = self._open[: len(self._open) - begun(self._open, marker)].rstrip()
+        self._open = self._open[len(shown) :] if marker else ""
+        self._thought += shown if self._has_thought else shown.lstrip()
+        self._has_thought = self._has_thought or bool(shown.strip())
+
+    def _show(self, piece: str, last: bool = False) -> str:
+        """A piece of the text without what is part of calls."""
         piece = piece if self._begun else piece.lstrip()
         self._begun = self._begun or bool(piece)
+        if self._reader is not None:
+            piece, calls = self._reader.put(piece, last)
+            self._calls += calls
         return piece

@@ -104,10 +104,10 @@ class Trials:
     limits do not see all that a grammar takes. It is started for the first one, and ends with this object.
 
     Args:
-        tokenizer: as JSON, its number of ids, and the id that ends an answer; None looks at grammars alone.
+        tokenizer: as JSON, its number of ids, and the id that ends an answer.
     """
 
-    def __init__(self, tokenizer: tuple[str, int, int] | None):
+    def __init__(self, tokenizer: tuple[str, int, int]):
         self._tokenizer, self._lock = tokenizer, threading.Lock()
         self._child: Apart | None = None
 

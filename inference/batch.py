@@ -24,11 +24,11 @@ from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode
-from inference.asking import requests_for
 from inference.batch_files import BatchFiles, Line, Value, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget
 from inference.coded import quantized_as
+from inference.forms import requests_for
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
 from inference.votes import pick

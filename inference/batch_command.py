@@ -10,6 +10,7 @@ from pathlib import Path
 from generation.options import SamplingParams
 from inference import command
 from inference.batch_files import (
+    KEYS,
     BatchFiles,
     Questions,
     is_lines,
@@ -18,9 +19,9 @@ from inference.batch_files import (
 )
 from inference.command import log
 from inference.flags import check_model, option, positive
-from inference.locks import only_writer
 from inference.printing import MOST_SHOWN
-from messages import counted
+from inference.results import only_writer
+from messages import counted, some
 
 # What answers depend on as well, where it is given.
 _IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "pick")
@@ -84,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
         files = BatchFiles(source, args.out, args.model, options, args.shard)
         if source.key == "id":
             log(f"{counted(len(source.entries), 'question')} about images of {source.name}")
+        if unknown := {key for _, value in source.entries if isinstance(value, dict) for key in value} - {
+            *KEYS
+        }:
+            log(f"keys without a meaning here, which results keep under other: {some(unknown)}")
         if args.shard:
             every = counted(files.all_shards, "question")
             log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {every}")

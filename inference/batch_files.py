@@ -22,9 +22,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from data.errors import nearest_file
 from inference.errors import RequestError
-from inference.flags import lost
+from inference.flags import LOST
 from inference.results import ResultsFile
 from messages import one_line
 
@@ -126,7 +125,7 @@ def questions_of_lines(path: Path) -> Questions:
     """The questions of a file of JSON lines, by their numbers from 1. Raises RequestError for what cannot be
     such a file."""
     if not path.exists():
-        raise RequestError(f"{path}: no such file{nearest_file(path)}")
+        raise RequestError(f"{path}: no such file")
     check_file(path)
     with path.open("rb") as file:
         entries: list[tuple[Any, Value]] = [(number, _read(raw)) for number, raw in enumerate(file, 1)]
@@ -184,7 +183,7 @@ def _found(name: str, unread: list[OSError]) -> Iterator[str]:
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
-        raise RequestError(f"{name!r}: no such file or folder{lost(name)}")
+        raise RequestError(f"{name!r}: no such file or folder{LOST}")
     if not os.path.isdir(path):
         yield from _images([path])
         return

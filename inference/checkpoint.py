@@ -29,27 +29,24 @@ from inference.errors import check_text_only
 from inference.fast import has_fast_bfloat16, put_int8, speed_up
 from inference.forms import Forms
 from inference.kept import load_int4
-from inference.thoughts import Thinking
+from inference.thinking import Thinking
 from messages import one_line
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device
-from models.checkpoints.names import MODELS, PHOTOGRAPHS
+from models.checkpoints.names import PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import trim
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel
 
-# Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
-# photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
-CPU_PIXELS = 2**19
+CPU_PIXELS = 2**19  # of images that are taken whole: Qwen3-VL-2B computes 3 TFLOP for a 4:3 photograph
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
 
 
 @dataclass(frozen=True)
 class Fast:
-    """The chosen decode step (None: the eager one), its name and the tower's, or why they are the eager
-    ones."""
+    """The chosen decode step (None: the eager one), its name and the tower's, or why they are eager."""
 
     step: Step | None = None
     chosen: str = "eager"
@@ -62,9 +59,6 @@ class Fast:
         return self.chosen + (f", eager since: {failure}" if failure else "")
 
 
-EAGER = Fast()
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model and its processor."""
@@ -73,8 +67,8 @@ class Checkpoint:
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float  # a decode step's compilation included
-    dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8, int4, or formats of codes
-    fast: Fast = EAGER  # decode step and vision tower
+    dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8, int4, or the file's
+    fast: Fast = Fast()  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
 
     @cached_property
@@ -119,7 +113,7 @@ class Checkpoint:
     # ----------------------------------------------- what its generation_config.json says (docs/hub.md)
     @property
     def single_turn(self) -> bool:
-        """True if it was trained on one question at a time, so that it often gets a follow-up wrong."""
+        """True if it was trained on one question at a time."""
         return bool(self.model.generation_config.get("single_turn", False))
 
     @property
@@ -141,8 +135,7 @@ class Checkpoint:
         """Which model to take for photographs, if an answer is a refusal; else ""."""
         if not self.knows or not any(self.knows in answer for answer in answers):
             return ""
-        size = f"{MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once"
-        return f"for photographs take --model {PHOTOGRAPHS} ({size}); --model list shows all"
+        return f"for photographs take --model {PHOTOGRAPHS} (--model list shows all)"
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""
@@ -196,11 +189,11 @@ def open_checkpoint(
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
-    well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8); there
-    auto keeps the codes of quantized weights (`inference.coded`). A CPU without bfloat16 arithmetic keeps
-    bfloat16 weights and multiplies in float32. `threads` is for all that this process computes: see
-    `generation.processors.limit_threads`. `max_pixels` is that of `Processor.from_pretrained`, by default
-    CPU_PIXELS on a CPU; `fps` and `max_frames` are those of `Processor.choose_frames`.
+    well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8); auto
+    keeps the codes of quantized weights there. A CPU without bfloat16 arithmetic multiplies bfloat16 weights
+    in float32. `threads` is that of `limit_threads`,
+    `max_pixels` of `Processor.from_pretrained` (on a CPU, by default CPU_PIXELS), `fps` and `max_frames` of
+    `Processor.choose_frames`.
     """
     limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
@@ -250,6 +243,5 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return prepare_device(next(kind for kind, count in counts.items() if count))
     if int(index or 0) >= counts[kind]:
-        there = counts[kind] or "none"
-        raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {there} here; use auto or cpu")
+        raise RequestError(f"device {name}: PyTorch finds {counts[kind] or 'none'} here; use auto or cpu")
     return prepare_device(name)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import sys
 from dataclasses import fields
 from pathlib import Path
+from select import select
 from typing import Any
 
 from data.errors import ImageError
@@ -17,9 +19,8 @@ from generation.options import GenerationOptions, SamplingParams
 from inference import flags
 from inference.errors import RequestError
 from inference.flags import STDIN, Parser, check_image_name, is_question, option, positive, said
-from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar, read_choices
+from inference.grammar import MOST_BYTES, choice_grammar, json_grammar, read_choices
 from inference.printing import seen_at
-from inference.stdin import read_image
 from inference.thinking import THINK_TOKENS, Think, held_to
 from inference.votes import PICKS
 
@@ -30,6 +31,7 @@ EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 # The names in data.boxes, whose import takes as long as all of this file.
 BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "doctags")
 MOST_TOGETHER = 256  # images in one question
+STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
 _ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None}
@@ -44,7 +46,7 @@ def log(text: str) -> None:
 def schema(name: str) -> str:
     """The grammar of the JSON schema in a file."""
     with open(name, "rb") as file:
-        return check_grammar(json_grammar(file.read(MOST_BYTES + 1)))
+        return json_grammar(file.read(MOST_BYTES + 1))
 
 
 @option
@@ -56,7 +58,6 @@ def choices(text: str) -> str:
 def command_parser(name: str, description: str) -> Parser:
     """A command's parser with the options that all commands have; `name` is "" for a question."""
     parser = Parser(prog=f"generate.py {name}".rstrip(), description=description)
-    parser.others = COMMANDS
     parser.set_defaults(**_ABSENT)
     parser.add_argument("--system", metavar="TEXT", help="system message before every question")
     add = parser.add_argument_group("model").add_argument
@@ -176,7 +177,7 @@ def open_images(names: list[str]) -> list[Any]:
         each = "to ask about each by itself: generate.py batch IMAGE... -q TEXT --out FILE.jsonl"
         raise ImageError(f"expected at most {MOST_TOGETHER} images in one question, got {len(names)}; {each}")
     for name in names:
-        check_image_name(name, " (a question that looks like a path takes -q)")
+        check_image_name(name)
     from data.images import ImageLimits
     from data.visuals import open_visual
 
@@ -208,10 +209,6 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     unused = [f"--{own.name.replace('_', '-')}" for own in of_draws if vars(args)[own.name] != own.default]
     if unused and args.temperature == 0:
         log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
-    if args.max_pixels is not None and checkpoint.processor.images.budget is None:
-        log("--max-pixels has no effect on a model whose images are cut into tiles")
-    if (args.fps or args.max_frames) and checkpoint.processor.images.videos is None:
-        log("--fps and --max-frames have no effect on a model that sees videos as images")
     return checkpoint, options
 
 
@@ -225,3 +222,27 @@ def log_sizes(names: list[str], images: list[Any], checkpoint: Any) -> None:
         shown_whole = is_clip or processor.images.budget
         if shown_whole and (seen := seen_at(processor.images, processor.plan(image))):
             log(f"{name}: {seen}")
+
+
+# ------------------------------------------------------------------------------------- what comes from a pipe
+def read_image(max_bytes: int) -> bytes:
+    """The bytes of the image on stdin, one more than `max_bytes` at most. Raises RequestError."""
+    raw = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(max_bytes + 1)
+    if not raw:
+        raise RequestError("-: expected an image on stdin, got nothing; pipe a file into this command")
+    return raw
+
+
+def read_question() -> list[str]:
+    """All of stdin as a question. [] if it is a terminal, closed, empty, or a pipe that nobody writes to, as
+    under cron and CI."""
+    try:
+        if sys.stdin is None or sys.stdin.isatty() or not select([sys.stdin], [], [], STDIN_TIMEOUT)[0]:
+            return []
+        question = sys.stdin.buffer.read().decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        said = "stdin: expected a question in UTF-8; pass - to read an image from stdin"
+        raise RequestError(said) from None
+    except (OSError, ValueError):
+        return []
+    return [question] if question else []

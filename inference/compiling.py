@@ -30,13 +30,8 @@ FAILED = 2  # the exit status after an error that is none of the grammar's
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
-    """The matcher of a grammar; without a tokenizer the grammar is only looked at. Raises ValueError."""
+    """The matcher of a grammar. Raises ValueError."""
     limits = llguidance.LLParserLimits(**LIMITS)
-    if tokenizer is None:
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-        if failed:
-            raise ValueError(messages[0])
-        return None
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     for before in (b"", b" "):  # some grammars are too large for their first token, or allow none
         first, ids = matcher.deep_copy(), tokenizer.tokenize_bytes(before)
@@ -52,8 +47,7 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
 def serve() -> None:
     """All of the process of `inference.apart.Trials`: it reads the tokenizer once, and tries out each grammar
     in a fork, which the system may end. Forking is safe because there are no threads."""
-    spec = json.loads(sys.stdin.buffer.readline())
-    tokenizer = spec and llguidance.LLTokenizer(*spec)
+    tokenizer = llguidance.LLTokenizer(*json.loads(sys.stdin.buffer.readline()))
     for line in sys.stdin.buffer:
         if (child := os.fork()) == 0:
             try:

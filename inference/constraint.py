@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 
 import llguidance
@@ -40,7 +39,6 @@ from messages import one_line
 _IS_ZERO = bytes([1] + 255 * [0])
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
-MOST_EXPONENT = 2  # digits of an exponent: with more of them no double may hold the number
 
 
 class JsonEnd:
@@ -49,7 +47,6 @@ class JsonEnd:
     def __init__(self) -> None:
         self.in_string = self._escaped = False
         self.digits = 0  # of the number that it ends with
-        self.exponent: int | None = None  # of these, of its exponent
         self._last = ord(",")  # of what is no part of a string and no space
 
     def feed(self, text: bytes) -> None:
@@ -63,10 +60,6 @@ class JsonEnd:
             elif not self.in_string and byte != ord(" "):
                 self._last, is_digit = byte, byte in b"0123456789"
                 self.digits = self.digits + is_digit if byte in b"0123456789+-.eE" else 0
-                if byte in b"eE" or not self.digits:
-                    self.exponent = 0 if self.digits else None
-                elif self.exponent is not None:
-                    self.exponent += is_digit
 
     @property
     def ends(self) -> bytes:
@@ -78,10 +71,6 @@ class JsonEnd:
     @property
     def after_value(self) -> bool:
         return not self.in_string and self._last not in b",:[{"
-
-    @property
-    def full_number(self) -> bool:
-        return self.digits >= MOST_DIGITS or (self.exponent or 0) >= MOST_EXPONENT
 
 
 class Vocabulary:
@@ -95,12 +84,6 @@ class Vocabulary:
         texts = {tokenizer.decode_bytes([number]): number for number in range(tokenizer.vocab_size)}
         alone = {byte: texts.get(bytes([byte]), vocab_size) for byte in b'"}],)'}
         self.closers = {byte: token_id for byte, token_id in alone.items() if token_id < vocab_size}
-        # Tokens of several digits of an exponent: after its e, and with it. Without them it is said digit by
-        # digit, where each digit is a token.
-        digits = all(texts.get(bytes([digit]), vocab_size) < vocab_size for digit in b"0123456789")
-        known = {text: token_id for text, token_id in texts.items() if digits and token_id < vocab_size}
-        self.exponents = [known[text] for text in known if re.match(rb"[+-]?[0-9]{2}", text)]
-        self.numbers = [known[text] for text in known if re.search(rb"(^|[0-9])[eE][+-]?[0-9]{2}", text)]
 
 
 class Constraint:
@@ -127,11 +110,7 @@ class Constraint:
         self._closer = None
         if self._json_end is None or self._ended or self._forced:
             return
-        long, end = self._json_end.full_number, self._json_end
-        if not end.in_string and (banned := self._vocabulary.numbers):
-            scores[banned] = -math.inf
-        if end.exponent is not None:
-            scores[self._vocabulary.exponents] = -math.inf
+        long = self._json_end.digits >= MOST_DIGITS
         if self._matcher.is_accepting():
             if long:
                 keep(scores, self._stop_ids)

@@ -27,10 +27,10 @@ from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
 from inference.answer import inputs_of, start
-from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
 from inference.draft import DraftedReply, wholes, with_seed
 from inference.errors import ContextFullError as ContextFullError
+from inference.forms import for_choices
 from inference.thinking import Think
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
@@ -210,10 +210,10 @@ class TurnReply(DraftedReply):
             for reason, ids in zip(result["stop_reasons"], result["token_ids"])
         ]
         # Before the first token it is the last turn's.
-        reuse = session.reuse if len(self._times) > 1 else None
-        result["reused_tokens"] = reuse.reused if reuse else 0
-        result["prefilled_tokens"] = reuse.prefilled if reuse else 0
-        result["tiles_encoded"] = reuse.tiles_encoded if reuse else 0
+        reuse = session.reuse if len(self._times) > 1 else {}
+        result["reused_tokens"] = reuse.get("reused", 0)
+        result["prefilled_tokens"] = reuse.get("prefilled", 0)
+        result["tiles_encoded"] = reuse.get("tiles_encoded", 0)
         result["kv_cache_bytes"] = session.kv_cache_bytes
         del self.stream  # with it, the memory of several answers
         self._result, self._conversation._pending = result, None

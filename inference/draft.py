@@ -30,9 +30,10 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput
 from generation.protocol import VisionLanguage
 from generation.session import Session
-from inference.answer import Reply, answer_text, encode, inputs_of, start, text_of
-from inference.asking import for_choices
+from inference.answer import Reply, encode, inputs_of, read_answer, start
+from inference.answer_text import AnswerText
 from inference.checkpoint import Checkpoint
+from inference.forms import for_choices
 from inference.printing import GreyText
 from inference.thinking import Think
 
@@ -120,7 +121,7 @@ class DraftedReply(Reply):
         pieces where no draft helps, or the answer has begun."""
         if self.drafted is not None and not self.drafted.over:
             self._times = self._times or [time.perf_counter()]
-            text = text_of(self.checkpoint, self.options)
+            text = AnswerText(self.checkpoint, self.options)
             for token_id in self.drafted:
                 yield text.put(token_id)
             yield text.finish()
@@ -154,7 +155,7 @@ class DraftedReply(Reply):
             return super().describe(output)
         made.over = True
         described = {
-            "text": answer_text(self.checkpoint, made.token_ids, self.options),
+            "text": read_answer(self.checkpoint, made.token_ids, self.options)[1],
             "tokens": len(made.token_ids),
             "accepted": made.accepted(self.ids[0]),
             "first_token_seconds": made.first_token_seconds,

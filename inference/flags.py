@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from data.errors import ImageError, nearest_file
+from data.errors import ImageError
 from inference.errors import check_text_only
 from inference.thinking import THINK_TOKENS
 from messages import did_you_mean, for_terminal, named, one_line, printable
@@ -39,8 +39,6 @@ _SUFFIX = re.compile(
 class Parser(argparse.ArgumentParser):
     """Refuses a wrong command line in one sentence with exit status 2, and has --version."""
 
-    others: tuple[str, ...] = ()  # what may be meant by an unknown option: names of commands
-
     def __init__(self, **options):
         options |= {
             name: named(text) for name, text in options.items() if name in ("prog", "description") and text
@@ -51,15 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         if found := re.match(r"unrecognized arguments: (?:.* )?(--?\w[^\s=]*)", message):
-            message = f"unknown option {found[1]}{did_you_mean(found[1], self._options())}"
+            message = f"unknown option {found[1]}{did_you_mean(found[1], self._option_string_actions)}"
         self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
-
-    def _options(self) -> list[str]:
-        names = [*self._option_string_actions, *self.others]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                names += [name for parser in action.choices.values() for name in parser._options()]
-        return names
 
     def refuse_together(self, args: argparse.Namespace, *rules: str) -> None:
         """End if an option is given beside one that it excludes. A rule names it and then these others, as in
@@ -183,17 +174,14 @@ def is_question(text: str) -> bool:
     return text.rstrip().endswith(("?", "？", "؟")) or any(map(str.isspace, text))
 
 
-def check_image_name(name: str, advice: str = "") -> None:
-    """Raises ImageError if a path names no file: with the nearest name, or else with `advice`."""
+# The end of a sentence about a name of no file.
+LOST = "; a question of several words needs quotes, or -q before it"
+
+
+def check_image_name(name: str) -> None:
+    """Raises ImageError if a path names no file."""
     if name != STDIN and not _URL.match(name) and not os.path.lexists(os.path.expanduser(name)):
-        raise ImageError(f"{name!r}: no such file{lost(name, advice)}")
-
-
-def lost(name: str, advice: str = "") -> str:
-    """The end of a sentence about a name of no file: the nearest one, or what it may have been meant as."""
-    is_path = is_image_name(name) or any(mark in name.rstrip(".,;:!") for mark in "./*?[")
-    quotes = "; a text of several words, such as a question, needs quotes around it"
-    return nearest_file(name, folders=True) or (f", check the path{advice}" if is_path else quotes)
+        raise ImageError(f"{name!r}: no such file{LOST}")
 
 
 # ------------------------------------------------------------------------------- what the programs print

@@ -1,22 +1,36 @@
-"""The forms that a checkpoint's answers are held to: grammars, choices and tools, compiled once and kept."""
+"""The forms that a checkpoint's answers are held to: grammars, choices and tools, compiled once and kept.
+
+    form = checkpoint.forms.constraint(choice_grammar(["yes", "no"]))  # GenerationOptions.constraint
+    decided(form, decision)                                            # the fields of a result about it
+
+Each choice is what the model's own chat template makes of it as an answer: with the space in front that
+belongs to its first token, and the token that ends it. So its probability is what `generation.score` makes of
+that one way of writing it; another way (Yes for yes) is another text.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from operator import mul
+from typing import TYPE_CHECKING, Any
 
-from data.processor import Processor
+import torch
+
+from data.processor import EncodedConversation, Processor
+from generation.options import GenerationOptions
+from generation.requests import Request, each_answer
+from generation.score import Choices, Decision
 from inference.calls import CallReader
-from inference.decide import choices_form
-from inference.errors import FormError, RequestError
-from inference.grammar import Form, ToolUse, choices_of, tool_grammar
+from inference.errors import ContextFullError, FormError, RequestError
+from inference.grammar import Form, ToolUse, choice_grammar, choices_of, tool_grammar
 from inference.markup import MARKUPS
-from inference.thoughts import Thinking
+from inference.thinking import Think, Thinking, for_prompt, form_of
 
 if TYPE_CHECKING:
     from inference.constraint import Constraints
@@ -120,3 +134,92 @@ class Forms:
 def _key(grammar: str | ToolUse) -> str:
     """A digest of uses of tools tells apart schemas that compare equal, as those of 1 and true do."""
     return grammar if isinstance(grammar, str) else sha256(repr(grammar).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------- choices
+def choices_form(
+    processor: Processor,
+    thinking: Thinking | None,
+    vocab_size: int,
+    stop_token_ids: Sequence[int],
+    texts: Sequence[str],
+) -> Form:
+    """The form of answers that are one of these texts. Raises RequestError for texts that are no choice, or
+    that a model with so many tokens, some of which end its answers, cannot say."""
+    choice_grammar(texts)
+    stop_ids = tuple(one for one in stop_token_ids if one < vocab_size)  # others are never chosen
+    if not stop_ids:
+        raise RequestError("choices: this model has no stop token, so no answer of it ends")
+    answers = {answer_ids(processor, thinking, vocab_size, stop_ids, text): text for text in texts}
+    if len(answers) < len(texts):
+        lost = next(text for text in texts if text not in answers.values())
+        raise RequestError(f"choices: {lost[:40]!r} and another one are the same to this model's tokenizer")
+    return Form(Choices(tuple(answers), stop_ids), tuple(texts), max(map(len, answers)))
+
+
+def answer_ids(
+    processor: Processor, thinking: Thinking | None, vocab_size: int, stop_ids: Sequence[int], text: str
+) -> tuple[int, ...]:
+    """The tokens of an answer with this text, as a conversation has them, with the one that ends it. Raises
+    RequestError for a text that does not come back from them."""
+    question = processor.conversation([], "ok")
+    spoken = {"role": "assistant", "content": [{"type": "text", "text": text}]}
+    row = processor.encode_conversation([*question, spoken], label=f"choice {text[:40]!r}")
+    ids = [token_id for token_id, own in zip(row.input_ids, row.assistant_mask) if own]
+    end = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), len(ids))
+    said = ids[:end]
+    thought = thinking is not None and bool(thinking.split(said, inside=False)[0])
+    known = bool(said) and max(said) < vocab_size
+    if thought or not known or processor.decode(said, skip_special_tokens=False).strip() != text:
+        raise RequestError(f"choices: {text[:40]!r} is no answer that this model's tokenizer can write")
+    return (*said, *(ids[end : end + 1] or stop_ids[:1]))
+
+
+def decided(form: Form | None, decision: Decision | None) -> dict[str, Any]:
+    """The fields of an answer that is one of a form's choices; {} for another. "probabilities" are those of
+    each, among the choices, and add up to 1; "probability_mass" is that of any of them among all that the
+    model could have said; "expected_value" is there where all are numbers."""
+    if form is None or decision is None:
+        return {}
+    probabilities = dict(zip(form.choices, decision.probabilities, strict=True))
+    fields: dict[str, Any] = {"probabilities": probabilities, "probability_mass": decision.mass}
+    try:
+        values = [float(text) for text in form.choices]
+    except ValueError:
+        return fields
+    if not all(map(math.isfinite, values)):
+        return fields
+    expected = math.fsum(map(mul, values, decision.probabilities))
+    return fields | {"expected_value": expected}
+
+
+def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
+    """Options of the answers to one prompt, with as many new tokens as the longest choice has, where they are
+    choices. Raises RequestError if the context has no `room` for it, or no cache is kept, in which all are
+    looked at."""
+    form = None if options.constraint is None else form_of(options)
+    if form is None or not form.tokens:
+        return options
+    if form.tokens > room:
+        raise ContextFullError(
+            f"choices: the longest takes {form.tokens} tokens, but the context has room for {max(0, room)} "
+            "after the question: shorten either"
+        )
+    if not options.use_cache:
+        raise RequestError("choices need the cache: expected use_cache=True, got False")
+    return replace(options, max_new_tokens=form.tokens)
+
+
+def limited(checkpoint: Any, row: EncodedConversation, options: GenerationOptions) -> GenerationOptions:
+    """Options of a `Checkpoint`'s answers to one prompt, as far as there is room for choices and thinking."""
+    options = for_choices(options, checkpoint.context - len(row.input_ids))
+    return for_prompt(checkpoint, row, options) if isinstance(options.constraint, Think) else options
+
+
+def requests_for(
+    checkpoint: Any, row: EncodedConversation, limit: int, options: GenerationOptions
+) -> list[Request]:
+    """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
+    options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
+    options = limited(checkpoint, row, options)
+    return [Request(torch.tensor(row.input_ids), row.parts, options=one) for one in each_answer(options)]

@@ -5,7 +5,7 @@
     options = GenerationOptions(constraint=checkpoint.forms.constraint(grammar))
 
 A grammar is text in the language of llguidance (its variant of Lark), but for choices, which are all looked
-at (`inference.decide`). JSON is written as `json.dumps` writes it, one space after each comma and colon and
+at (`inference.forms`). JSON is written as `json.dumps` writes it, one space after each comma and colon and
 no other: so most of its punctuation and names follow from what stands before, and no model can go on with
 white space for ever. For the same reason an object has only the properties that its schema names, unless that
 speaks of others. One space may stand in front of everything, because many models begin their answers with
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data.tools import Tool
-from inference.apart import TrialFailed, Trials
 from inference.calls import CallReader
 from inference.errors import RequestError
 from inference.markup import NAMED, VALUES, Markup, Rules, quoted, slashes_escaped
@@ -177,22 +176,13 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
     return f"start: {markup.block(use.tools, use.several, rules)}\n{rules}"
 
 
-def check_grammar(grammar: str) -> str:
-    """Refuse, before any model is loaded, what llguidance does not understand. Returns the grammar."""
-    try:
-        Trials(None)(grammar)
-    except TrialFailed as error:
-        raise RequestError(refusal(str(error))) from None
-    return grammar
-
-
 @dataclass(frozen=True)
 class Form:
     """The form that holds an answer: `GenerationOptions.constraint`.
 
     constraint: makes one for each answer.
     choices: the texts, one of which the model says, and tokens: of the longest; () and 0 where there are
-        others (`inference.decide`).
+        others (`inference.forms`).
     reader: tells the calls in an answer from the text beside them; None where there can be none.
     size: bytes that it takes, about.
     """

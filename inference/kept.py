@@ -32,7 +32,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -154,19 +154,14 @@ def own_folder(folder: str | Path) -> Path:
     if path.exists() and not path.is_dir():
         raise RequestError(f"{path}: expected a folder for kept prefixes, got a file")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    real = path.resolve()
-    link, info, me = path.lstat(), real.stat(), os.geteuid()
-    wrong = ""
-    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        wrong = f"its mode is {stat.S_IMODE(info.st_mode):04o}: chmod go-w {path}, or"
-    if link.st_uid not in (me, 0):  # whoever made the link can have it lead elsewhere
-        wrong = f"it is a link of user {link.st_uid}:"
-    if info.st_uid != me:
-        wrong = f"it belongs to user {info.st_uid}:"
-    if wrong:
+    real, me = path.resolve(), os.geteuid()
+    link, info = path.lstat(), real.stat()
+    # Whoever made a link can have it lead elsewhere.
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid != me or link.st_uid not in (me, 0):
+        got = f"mode {stat.S_IMODE(info.st_mode):04o} of user {info.st_uid}, named by user {link.st_uid}"
         raise RequestError(
-            f"{path}: expected a folder that only you can write to, because answers are computed from it; "
-            f"{wrong} name one that does not exist yet"
+            f"{path}: expected a folder that only you can write to, because answers are computed from it, "
+            f"got {got}: chmod go-w, or name one that does not exist yet"
         )
     return real
 
@@ -227,7 +222,6 @@ class PrefixFolder:
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
         self._writer = ThreadPoolExecutor(1, "prefix-writer")  # the end of Python waits for it
         self._lock = threading.Lock()
-        self._last: Future[None] | None = None  # the chain that is written after all others
         self._waiting_bytes = 0  # of chains that are not written yet
         self._size, self._written = max_bytes, CLEAN_EVERY  # unknown: the first file looks at the folder
         self._warned, self._closed = False, False
@@ -265,6 +259,7 @@ class PrefixFolder:
             return None
 
     def _warn(self, text: str) -> None:
+        """Log the first trouble of this folder."""
         if not self._warned:
             self._warned = True
             logger.warning("%s", text)
@@ -278,12 +273,14 @@ class PrefixFolder:
         with self._lock, suppress(RuntimeError):  # closed meanwhile
             busy = self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES
             if not busy and not self._closed:
-                self._last = self._writer.submit(self._write, blocks, size)
+                self._writer.submit(self._write, blocks, size)
                 self._waiting_bytes += size
 
     def flush(self, seconds: float = 60.0) -> bool:
         """Wait until all is written that was to be kept; False if that takes longer."""
-        return self._last is None or bool(wait([self._last], seconds).done)
+        with suppress(RuntimeError):  # closed before
+            return bool(wait([self._writer.submit(int)], seconds).done)
+        return True
 
     def close(self, seconds: float = 60.0) -> None:
         """Take nothing more, give nothing more, and wait until what was to be kept is written, for so long at

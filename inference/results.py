@@ -8,7 +8,8 @@
     results.compact(errors=True, ordered=True)   # after it
 
 Each record begins with its key and is written by one call, so a run that was killed leaves at most one
-half-written line, at the end. With several ranks, each further rank appends to a part file of its own.
+half-written line, at the end. With several ranks, each further rank appends to a part file of its own. A
+second process that would write to the same output is refused at once (`only_writer`).
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from data.errors import naming, replacing
-from data.tokenizer import AnyTokenizer
 from inference.errors import RequestError
 from messages import CONTROL
 
 if TYPE_CHECKING:
+    from data.tokenizer import AnyTokenizer
     from generation.confidence import TokenLogprobs  # imports torch, which --help does without
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in CONTROL}
@@ -123,3 +126,37 @@ class ResultsFile:
                 if not (isinstance(record, dict) and self.key in record and self.is_result(record)):
                     raise RequestError(f"{path}: expected the results of an earlier run, got {line[:60]!r}")
                 yield record, line
+
+
+# --------------------------------------------------------------------------------------- one writer at a time
+@contextmanager
+def only_writer(output: Path, option: str = "--output", parents: bool = False) -> Iterator[None]:
+    """Inside, no other process gets into such a block for the same `output`. Raises RequestError, which names
+    the `option` that gave it. `parents`: make the folders that lead to it.
+
+    The lock is on `.NAME.lock` beside the output, which may itself be replaced; it ends with its process, so
+    a file that is left over locks nobody out. Where there can be none (a folder that may not be written to, a
+    file system without locks) the block runs without.
+    """
+    target = Path(os.path.realpath(output))
+    path = target.with_name(f".{target.name}.lock")
+    lock = FileLock(path, timeout=0)
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.exists():  # else the lock would make it
+            lock.acquire()
+            path.write_text(str(os.getpid()))
+    except Timeout:
+        pid = path.read_text() if path.exists() else "unknown"
+        busy = f"{output} is being written by another process (pid {pid})"
+        raise RequestError(f"{busy}: wait for it, or give another {option}") from None
+    except (OSError, NotImplementedError):
+        pass
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                path.unlink()  # before it is unlocked: a process that opened it meanwhile tries again
+            lock.release()

@@ -21,16 +21,94 @@ from typing import TYPE_CHECKING, Any
 from generation.options import GenerationOptions
 from inference.errors import ContextFullError
 from inference.grammar import Form
-from inference.thoughts import Span, Thinking
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from data.processor import EncodedConversation
+    from data.thinking import ThinkingMarks
+    from data.tokenizer import AnyTokenizer
     from generation.protocol import Constraint  # imports torch, which --help does without
-    from inference.checkpoint import Checkpoint
 
 THINK_TOKENS = 1024  # of thinking, where nobody says how many
+
+
+# --------------------------------------------------------------- the thinking of an answer that has been made
+class Thinking:
+    """The markers of one checkpoint's thinking, in tokens.
+
+    begin, end: the markers. end_ids: tokens of the end, one where the tokenizer has it whole.
+    close_ids: what ends a block and leads to the answer. gap_ids: what stands between the two.
+    """
+
+    def __init__(self, tokenizer: AnyTokenizer, marks: ThinkingMarks):
+        self.tokenizer, self.begin, self.end = tokenizer, marks.begin, marks.end
+        whole = tokenizer.get_added_vocab().get(self.end)
+        self.end_ids = self._encode(self.end) if whole is None else [whole]
+        self.gap_ids = self._encode(marks.gap)
+        self.close_ids = [*self._encode("\n"), *self.end_ids, *self.gap_ids]
+
+    def split(self, ids: list[int], inside: bool) -> tuple[list[int], list[int]]:
+        """The tokens of one answer: what was thought, with the markers, and the answer itself. `inside`: it
+        begins in a block that its prompt has opened."""
+        thought = self.span(ids, inside).thought
+        return ids[:thought], ids[thought:]
+
+    def span(self, ids: Sequence[int], inside: bool) -> Span:
+        """The state of an answer's thinking after these tokens."""
+        span = Span(self, inside)
+        for token_id in ids:
+            span.put(token_id)
+        return span
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids, markers and other special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class Span:
+    """The extent of one answer's thinking, token by token.
+
+    place: "before" the answer's first word, which may become the beginning of a block that nobody asked for;
+        "inside" a block; in the "gap" of white space after it; in the "answer". Where nobody asked for
+        thinking, another block may follow a gap.
+    thought: the number of tokens that are not of the answer: the blocks with their markers, and the gap. They
+        are the first ones, `count` are all.
+    """
+
+    def __init__(self, thinking: Thinking, inside: bool):
+        self.place, self.thought, self.count = "inside" if inside else "before", 0, 0
+        self._thinking, self._asked, self._recent = thinking, inside, list[int]()
+
+    def put(self, token_id: int) -> None:
+        thinking, self.count = self._thinking, self.count + 1
+        self._recent = [*self._recent[-len(thinking.begin + thinking.end) :], token_id]
+        if self.place == "gap" and thinking.text([token_id]).strip():
+            self.place, self._recent = "answer" if self._asked else "before", [token_id]
+        if self.place == "before":
+            text = thinking.text(self._recent).lstrip()
+            if text.startswith(thinking.begin):
+                self.place, self._recent = "inside", []
+            elif not thinking.begin.startswith(text):
+                self.place = "answer"
+        elif self.place == "inside" and self._ends():
+            self.place = "gap"
+        if self.place in ("inside", "gap"):
+            self.thought = self.count
+
+    def _ends(self) -> bool:
+        """True if the latest token ends the marker. Where the marker is a token, text that looks like it is
+        none."""
+        end_ids = self._thinking.end_ids
+        if len(end_ids) == 1:
+            return self._recent[-1] == end_ids[0]
+        return self._thinking.end in self._thinking.text(self._recent[-len(self._thinking.end) :])
+
+
+# ------------------------------------------------------------------------------------- thinking that is asked
 
 
 @dataclass(frozen=True)
@@ -70,11 +148,9 @@ def held_to(options: GenerationOptions, form: Form | None) -> GenerationOptions:
     return replace(options, constraint=replace(held, form=form) if isinstance(held, Think) else form)
 
 
-def for_prompt(
-    checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions
-) -> GenerationOptions:
-    """Options that ask for thinking, as a model answers this prompt with: `max_new_tokens` with those of the
-    thinking, as far as the context has room."""
+def for_prompt(checkpoint: Any, row: EncodedConversation, options: GenerationOptions) -> GenerationOptions:
+    """Options that ask for thinking, as the model of a `Checkpoint` answers this prompt with them: with the
+    tokens of the thinking in `max_new_tokens`, as far as the context has room."""
     think, thinking = options.constraint, checkpoint.thinking
     assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
@@ -99,7 +175,7 @@ def budget_of(options: GenerationOptions) -> int | None:
     return options.constraint.tokens if isinstance(options.constraint, Think) else None
 
 
-def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
+def thinking_end(checkpoint: Any, ids: Sequence[int], budget: int | None) -> str:
     """The reason why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of
     its budget, or, unasked (None), with the answer."""
     thinking = checkpoint.thinking

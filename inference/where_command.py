@@ -8,6 +8,7 @@ from data.errors import ImageError
 from inference import command, flags
 from inference.attribution import METHODS, sheet
 from inference.command import log
+from inference.errors import RequestError
 from inference.printing import stats_table
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     images, (question,) = command.open_images(args.images), args.questions
     from data.video import Clip
     from inference.answer import ask_each
-    from inference.attribution import attention, draw
+    from inference.attribution import attention, draw, teacher_forcing
 
     if clips := [one.name for one in images if isinstance(one, Clip)]:
         raise ImageError(f"where: expected images, got the video {clips[0]}")
@@ -46,8 +47,11 @@ def run(args: argparse.Namespace) -> int:
     result = reply.finish()
     if args.stats:
         flags.log(stats_table(result, args.model))
-    draw.write_attribution(
-        checkpoint, images, question, result["token_ids"][0], args.method, args.out, args.system
-    )
+    ids = result["token_ids"][0]
+    if not (words := teacher_forcing.answer_words(checkpoint, ids)):
+        raise RequestError("the answer has no word to draw a map for")
+    forced = teacher_forcing.ForcedAnswer(checkpoint, images, question, ids, args.system)
+    found = teacher_forcing.drained(draw.STEPS[args.method](forced))
+    draw.save_signed(draw.draw_maps(found, words, question), args.out)
     log(f"{args.out}: where it looked, word by word")
     return 0

@@ -18,7 +18,7 @@ copy is restored (`generation.states.snapshot`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,29 +64,22 @@ class GatedDeltaRule(nn.Module):
             "inputs": Kept(1, 2 * keys + values, 2 * STATE_WINDOW),
         }
 
-    def forward(
-        self,
-        x: Tensor,
-        layer_cache: dict[str, Tensor] | None,
-        start_pos: int | Tensor,
-        before: Tensor,
-        lengths: Sequence[int] | None = None,
-    ) -> Tensor:
-        """x (B, T, D) -> (B, T, D). `before` is as of `ShortConvolution`. `lengths` are the real positions of
-        each row, None for all; the others leave no trace in the cache."""
+    def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: Any) -> Tensor:
+        """x (B, T, D) -> (B, T, D); `at` is a `models.language_model.At`. Positions beyond a row's length
+        leave no trace in the cache."""
         inputs = self.in_proj_qkv(x)
         rate = self.in_proj_b(x).sigmoid().float()  # (B, T, H)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
         with torch.autocast(x.device.type, enabled=False):
             if layer_cache is None:
                 past = inputs.new_zeros(len(x), self.conv_weight.shape[2] - 1, inputs.shape[2])
-                parts = self.heads(inputs, past, before)
-                begins = torch.arange(x.shape[1], device=x.device) - before
+                parts = self.heads(inputs, past, at.before)
+                begins = torch.arange(x.shape[1], device=x.device) - at.before
                 out, *_ = delta_rule(*parts, decay, rate, begins=begins)
-            elif x.shape[1] == 1 and (lengths is None or min(lengths) == 1):
-                out = self._one(inputs, decay, rate, layer_cache, start_pos, before)
+            elif x.shape[1] == 1 and (at.lengths is None or min(at.lengths) == 1):
+                out = self._one(inputs, decay, rate, layer_cache, at)
             else:
-                out = self._several(inputs, decay, rate, layer_cache, start_pos, before, lengths)
+                out = self._several(inputs, decay, rate, layer_cache, at)
         gate = F.silu(self.in_proj_z(x).float()).view(*x.shape[:2], self.num_heads, self.value_dim)
         normed = F.rms_norm(out.transpose(1, 2), (self.value_dim,), eps=self.norm.eps).to(x.dtype)
         out = (self.norm.weight * normed * gate).to(x.dtype)  # (B, T, H, D_v)
@@ -104,13 +97,15 @@ class GatedDeltaRule(nn.Module):
         value = value.unflatten(-1, (-1, self.value_dim)).transpose(1, 2)
         return query * self.key_dim**-0.5, key, value
 
-    def _one(self, inputs, decay, rate, layer_cache, start_pos, before) -> Tensor:
+    def _one(self, inputs, decay, rate, layer_cache, at) -> Tensor:
         """A position of each row: (B, H, 1, D_v). Nothing is read back from the device."""
         rows = torch.arange(len(inputs), device=inputs.device)
-        slot = start_pos if isinstance(start_pos, Tensor) else torch.full_like(rows, start_pos)  # (B,)
+        slot = (
+            at.start_pos if isinstance(at.start_pos, Tensor) else torch.full_like(rows, at.start_pos)
+        )  # (B,)
         state, recent, kept = (layer_cache[name] for name in ("state", "recent", "inputs"))
         entry = slot % recent.shape[2]
-        query, key, value = self.heads(inputs, self._past(kept, slot), before)
+        query, key, value = self.heads(inputs, self._past(kept, slot), at.before)
         kept[rows, 0, entry] = inputs[:, 0].float()
 
         decay, rate = (part.transpose(1, 2)[..., None] for part in (decay, rate))  # (B, H, 1, 1)
@@ -123,28 +118,27 @@ class GatedDeltaRule(nn.Module):
         state[rows, :, following] = torch.where(ends[:, None, None], matrix.flatten(-2), old)
         return query @ matrix
 
-    def _several(self, inputs, decay, rate, layer_cache, start_pos, before, lengths) -> Tensor:
+    def _several(self, inputs, decay, rate, layer_cache, at) -> Tensor:
         """Positions of each row: (B, H, T, D_v). Rows that begin and end at different slots go together, and
         nothing is read back from the device."""
         rows, length = torch.arange(len(inputs), device=inputs.device), inputs.shape[1]
-        start = start_pos if isinstance(start_pos, Tensor) else torch.full_like(rows, start_pos)  # (B,)
+        start = at.start_pos if isinstance(at.start_pos, Tensor) else torch.full_like(rows, at.start_pos)
         count = torch.full_like(rows, length)
-        if lengths is not None:  # the others decay and add nothing
-            count = to_device(torch.tensor(lengths), inputs.device)
+        if at.lengths is not None:  # the others decay and add nothing
+            count = to_device(torch.tensor(at.lengths), inputs.device)
             padding = (torch.arange(length, device=rows.device) >= count[:, None])[..., None]
             decay, rate = decay.masked_fill(padding, 0), rate.masked_fill(padding, 0)
         state, recent, kept = (layer_cache[name] for name in ("state", "recent", "inputs"))
-        query, key, value = self.heads(inputs, self._past(kept, start), before)
+        query, key, value = self.heads(inputs, self._past(kept, start), at.before)
         out, added, matrices = delta_rule(query, key, value, decay, rate, self._matrix(layer_cache, start))
 
         # Of each entry, how many positions before the row's last one its slot is.
-        back = (
-            (start + count)[:, None] - 1 - torch.arange(recent.shape[2], device=rows.device)
-        ) % recent.shape[2]
-        at = count[:, None] - 1 - back
+        size = recent.shape[2]
+        back = ((start + count)[:, None] - 1 - torch.arange(size, device=rows.device)) % size
+        index = count[:, None] - 1 - back
         for ring, new in ((recent, added), (kept, inputs[:, None].float())):
-            taken = new[rows[:, None], :, at.clamp(min=0)].transpose(1, 2)
-            ring.copy_(torch.where((at >= 0)[:, None, :, None], taken, ring))
+            taken = new[rows[:, None], :, index.clamp(min=0)].transpose(1, 2)
+            ring.copy_(torch.where((index >= 0)[:, None, :, None], taken, ring))
         # The matrix is kept where the last two windows begin: that before a chunk, and what was added since.
         size, begins = min(CHUNK, length), (start + count) // STATE_WINDOW * STATE_WINDOW
         begins = begins[:, None] - torch.arange(0, 2 * STATE_WINDOW, STATE_WINDOW, device=rows.device)

@@ -209,33 +209,33 @@ class MLP(nn.Module):
         return self.down_proj(gate * self.up_proj(x))
 
 
+# A layer's mixer -> its name in the block, and its type.
+MIXERS: dict[str, tuple[str, Callable[[TextConfig], Any]]] = {
+    "attention": ("self_attn", Attention),
+    "conv": ("conv", ShortConvolution),
+    "delta": ("linear_attn", GatedDeltaRule),
+}
+
+
 class DecoderBlock(nn.Module):
+    self_attn: Attention  # this, `conv` or `linear_attn`
+
     def __init__(self, config: TextConfig, index: int):
         super().__init__()
         self.input_layernorm = rms_norm(config)
         self.mixer = config.mixer(index)
-        if self.mixer == "attention":
-            self.self_attn = Attention(config)
-            self.keeps = self.self_attn.keeps
-        elif self.mixer == "conv":
-            self.conv = ShortConvolution(config)
-            self.keeps = self.conv.keeps
-        else:
-            self.linear_attn = GatedDeltaRule(config)
-            self.keeps = self.linear_attn.keeps
+        self.mixed_by, kind = MIXERS[self.mixer]
+        mixer = kind(config)
+        self.add_module(self.mixed_by, mixer)
+        self.keeps = mixer.keeps
         self.post_attention_layernorm = rms_norm(config)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: At) -> Tensor:
         normed = self.input_layernorm(x)
-        if self.mixer == "attention":
-            x = x + self.self_attn(normed, layer_cache, at)
-        else:
-            normed = normed if at.real is None else normed * at.real
-            if self.mixer == "conv":
-                x = x + self.conv(normed, layer_cache, at.start_pos, at.before)
-            else:
-                x = x + self.linear_attn(normed, layer_cache, at.start_pos, at.before, at.lengths)
+        if self.mixer != "attention" and at.real is not None:
+            normed = normed * at.real
+        x = x + getattr(self, self.mixed_by)(normed, layer_cache, at)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,11 +27,8 @@ class ShortConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.keeps = {"conv": Kept(1, width)}
 
-    def forward(
-        self, x: Tensor, layer_cache: dict[str, Tensor] | None, start_pos: int | Tensor, before: Tensor
-    ) -> Tensor:
-        """x (B, T, D) -> (B, T, D). `before` (T,) or (B, T) is the number of positions before each one in its
-        segment; with a cache, its slot."""
+    def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: Any) -> Tensor:
+        """x (B, T, D) -> (B, T, D); `at` is a `models.language_model.At`."""
         taps = self.weight.shape[2]
         first, second, value = self.in_proj(x).chunk(3, dim=-1)
         inputs = first * value
@@ -38,10 +37,10 @@ class ShortConvolution(nn.Module):
             kept = layer_cache["conv"]
             rows = torch.arange(len(x), device=x.device)[:, None]
             steps = torch.arange(1 - taps, x.shape[1], device=x.device)
-            slots = (start_pos if isinstance(start_pos, int) else start_pos[:, None]) + steps
+            slots = (at.start_pos if isinstance(at.start_pos, int) else at.start_pos[:, None]) + steps
             past = kept[rows, 0, slots[..., : taps - 1].clamp(min=0)].to(x.dtype)  # (B, taps - 1, D)
             kept[rows, 0, slots[..., taps - 1 :]] = inputs.to(kept.dtype)
-        out = causal_convolution(inputs, past, self.weight, before)
+        out = causal_convolution(inputs, past, self.weight, at.before)
         if self.bias is not None:
             out = out + self.bias
         return self.out_proj(second * out)
@@ -49,7 +48,8 @@ class ShortConvolution(nn.Module):
 
 def causal_convolution(inputs: Tensor, past: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     """The convolution (B, T, C) of inputs (B, T, C) and of the k - 1 positions before them with a kernel
-    (C, 1, k). Positions before the start of a segment count as zero; see `ShortConvolution`."""
+    (C, 1, k). Positions before the start of a segment count as zero: `before` (T,) or (B, T) is the number of
+    positions before each one in its segment."""
     taps = weight.shape[2]
     past = torch.cat((past, inputs), 1)  # (B, k - 1 + T, C)
     out = inputs * weight[:, 0, -1]

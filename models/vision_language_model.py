@@ -22,13 +22,11 @@ from generation.kv_cache import to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
-from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
 from models.checkpoints.load import Put, load, prepare_device, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
-from models.initial_weights import init_weights
 from models.whole_rows import WholeRows
 
 
@@ -64,11 +62,8 @@ class VisionLanguageModel(WholeRows, nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
         put: Put = put_parameter,
-        **unknown,
     ) -> VisionLanguageModel:
         """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
-        if unknown:
-            raise TypeError(unknown_arguments(unknown, ("revision", "dtype", "device")))
         model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model
@@ -104,10 +99,6 @@ class VisionLanguageModel(WholeRows, nn.Module):
 
     def cuda(self, device: int | torch.device | None = None) -> VisionLanguageModel:
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
-
-    def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
-        """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
-        init_weights(self, self.config, generator, prefix)
 
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where

@@ -1,11 +1,13 @@
 """The rows that `train.py` teaches without options: fourteen flags on walls, in any light and a little askew.
 
-python -m recipes.flags assets          # writes flags.jsonl, and flag.png, which is not among its rows
+python -m recipes.flags assets                     # writes flags.jsonl, and flag.png, which is in none
+python -m recipes.flags assets/flags.jsonl photos  # as files: photos/CLASS/NUMBER.png, and photos.csv
 """
 
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 import random
@@ -91,5 +93,18 @@ def main(folder: Path) -> None:
     draw(random.Random(1), "Sweden").save(folder / "flag.png")
 
 
+def unpack(source: Path, folder: Path) -> None:
+    """Lays the images as somebody has his own: a folder for each class, and a CSV of them beside it."""
+    with folder.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["photo", "label"])
+        for number, line in enumerate(source.read_text(encoding="utf-8").splitlines()):
+            row = json.loads(line)
+            photo = folder / row["answer"] / f"{number:03}.png"
+            photo.parent.mkdir(parents=True, exist_ok=True)
+            photo.write_bytes(base64.b64decode(row["image"].split(",")[1]))
+            table.writerow([photo.relative_to(folder.parent).as_posix(), row["answer"]])
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (unpack if len(sys.argv) > 2 else main)(*map(Path, sys.argv[1:]))

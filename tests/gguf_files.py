@@ -66,7 +66,6 @@ def write(folder: Path, target: Path) -> None:
             parts[own.startswith(("v.", "mm."))][own] = place, lambda array=array: array
     target.mkdir()
     said |= {"general.name": target.name, "general.type": "model"}
-    said |= {"ocelli.generation_config": json.dumps(model.generation_config)}
     write_file(target / f"{target.name}-F32.gguf", said, parts[0])
     write_file(target / f"mmproj-{target.name}-F32.gguf", tower_metadata(config, images), parts[1])
 

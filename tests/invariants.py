@@ -287,7 +287,7 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
             store = PrefixStore(vlm)
             for row in rows:
                 Session(vlm, prefixes=store).generate_detailed(**row, max_new_tokens=1, decode_step=None)
-            assert len(store)
+            assert store.size_in_bytes
     step, kind, way = None, entrance.split()[0], entrance
     if kind in ("native", "graph"):
         step, way = (

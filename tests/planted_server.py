@@ -22,7 +22,7 @@ from PIL import Image, ImageChops
 
 from data.images import load_image
 from generation.options import GenerationOptions
-from inference.answer import text_of
+from inference.answer_text import AnswerText
 from inference.checkpoint import Checkpoint
 
 NAME = "planted"
@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         output = checkpoint.model.generate_detailed(ids, row.parts, options=options)
         choices = []
         for index, (new, reason) in enumerate(zip(output.rows(), output.stop_reasons, strict=True)):
-            texts = text_of(checkpoint)
+            texts = AnswerText(checkpoint, GenerationOptions())
             text = "".join(map(texts.put, new)) + texts.finish()
             text = [{"type": "text", "text": text}] if fault == "text in parts" else text
             own = self.logprobs(row, ids, new) if asked.get("logprobs") else None

@@ -51,7 +51,6 @@ FLOORS = {
         *("models.config", "models.language_model", "models.vision_transformer"),
         *(
             "models.losses",
-            "models.initial_weights",
             "models.packed_vision_transformer",
             "models.packed_rows",
         ),
@@ -60,7 +59,6 @@ FLOORS = {
     "inputs": (
         "data.errors",
         "data.images",
-        "data.image_kinds",
         "data.image_sizes",
         "data.pixels",
         "data.video",
@@ -122,7 +120,7 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 
 # Lines of the product: what is neither a test, a recipe nor a benchmark. A commit may only lower it; a part
 # of the work that brings something says how many lines it is granted.
-TOTAL = 46_809
+TOTAL = 45_766
 CODE = {".py", ".c", ".h", ".js", ".css", ".html", ".jinja"}
 BESIDE = {"tests", "recipes", "benchmarks", "checkpoints", "notebooks"}
 
@@ -187,7 +185,7 @@ def test_who_imports_whom():
 
 def test_families_are_known_by_their_config_alone():
     """Outside of their room. `families.NEW` is the one of new models; tools convert one family's files."""
-    general = {"families", "families.keys", "families.sections"}
+    general = {"families", "families.keys", "families.saving", "families.sections"}
     rooms = tuple(room for room in ROOMS if room not in ("families", "tools", "benchmarks", "recipes"))
     named = {
         name: theirs

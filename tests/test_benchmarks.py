@@ -239,7 +239,7 @@ def test_every_section_of_the_gpu_run_is_parsed():
             if arguments[1] in commands:
                 assert common.parse(None, commands[arguments[1]], arguments[2:]).device == device
             else:
-                assert name == "env" or (arguments[1], arguments[-1]) == ("pytest", TESTS)
+                assert name in ("env", "prove") or (arguments[1], arguments[-1]) == ("pytest", TESTS)
 
 
 def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypatch, capsys):

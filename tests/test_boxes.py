@@ -27,8 +27,7 @@ from inference.coordinates import OPEN_NOTE
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.servers import message
 from web.guard import ApiLimits
-from web.media import Media
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import check_request
 
 ROOT = Path(__file__).resolve().parent.parent

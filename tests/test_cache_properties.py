@@ -1,6 +1,6 @@
-"""Random conversations through sessions, random requests through a `Scheduler`'s slots, and random batches.
+"""Random conversations through sessions, and random requests through a `Scheduler`'s slots.
 
-The first two own a cache between calls, and share kept prefixes, in memory and in files that get damaged.
+Both own a cache between calls, and share kept prefixes, in memory and in files that get damaged.
 Whatever they took from there, each token they give must have the probabilities that a pass without a cache
 gives it, within 1e-5 of the logits' spread, and be the best one by them. Models differ in what their layers
 keep: keys and values, inputs of short convolutions, states that do not forget.
@@ -43,10 +43,10 @@ from generation.sampling import Row
 from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.slots import SlotCache
-from generation.speculation import Speculation
+from generation.speculation import proposer_of
 from inference.draft import Draft
 from inference.kept import PrefixFolder
-from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
+from tests.invariants import MODELS, TOLERANCE, assert_close, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
 from tests.test_draft import ALWAYS
 from tests.tiny import IMAGE_ID, VOCAB
@@ -114,15 +114,14 @@ def assert_right(
         assert len(ids) == VOCAB and error <= TOLERANCE, f"logits {place} of {answer} differ by {error:.1e}"
 
 
-class Guesses(Proposer):
+class Guesses:
     """Proposes what follows, right up to a random place and wrong from there on."""
 
     def __init__(self, answer: Sequence[int], seed: int):
-        self._answer, self._done, self._draw = answer, 0, random.Random(seed)
+        self._answer, self._draw = answer, random.Random(seed)
 
-    def propose(self, new_ids: list[int]) -> list[int]:
-        self._done += len(new_ids)
-        ids = [*self._answer[self._done :], *range(40)][: self._draw.choice((0, 3, 40))]
+    def propose(self, tokens: list[int], alone: bool) -> list[int]:
+        ids = [*self._answer[len(tokens) :], *range(40)][: self._draw.choice((0, 3, 40))]
         right = self._draw.choice((0, 1, 5, 40))
         return [*ids[:right], *((one + 1) % IMAGE_ID for one in ids[right:])]
 
@@ -130,15 +129,12 @@ class Guesses(Proposer):
 @contextmanager
 def guessing(answers: dict[tuple[int, ...], list[int]], seed: int) -> Iterator[None]:
     """Have `Guesses` propose for rows whose prompts these are."""
-    begin = Speculation.begin
 
-    def begin_guessing(self: Speculation, row: Row) -> None:
-        begin(self, row)
+    def guessing_of(row: Row, *about) -> Proposer | None:
         answer = answers.get(tuple(row.prompt_ids.tolist()))
-        if answer is not None:
-            row.proposer = Guesses(answer, seed)
+        return proposer_of(row, *about) if answer is None else Guesses(answer, seed)
 
-    with patch.object(Speculation, "begin", begin_guessing):
+    with patch("generation.scheduler.proposer_of", guessing_of):
         yield
 
 
@@ -263,7 +259,7 @@ class Conversation:
                 session_holds(self.session, model, given_to(model, self.history), 1e-4)  # no logits yet
         kinds = {"guesses": guesses, "interrupt": interrupt, "draft": drafted, "fork": answers > 1}
         self.done.update(kind for kind, is_so in kinds.items() if is_so)
-        self.done["reused"] += self.session.reuse is not None and self.session.reuse.reused > 0
+        self.done["reused"] += self.session.reuse.get("reused", 0) > 0
 
 
 CHANGES = ("ask",) * 6 + ("say",) * 3 + ("edit", "shorten", "restart", "reset", "damage")
@@ -277,9 +273,7 @@ def test_conversations(tmp_path):
         conversation = Conversation(draw, tmp_path / str(number), done)
         try:
             for _ in range(12):
-                what = draw.choice(
-                    ("ask",) * 6 + ("say",) * 3 + ("edit", "shorten", "restart", "reset", "damage")
-                )
+                what = draw.choice(CHANGES)
                 getattr(conversation, what)()
                 done[what] += 1
         finally:
@@ -337,25 +331,6 @@ def test_batches():
             assert output.stop_reason == ("stop" if stopped else "length") and (stopped or len(ids) == new)
             assert not {*ids[:-1]} & {*stops}
             assert_right(model, prompt, ids, reports[key])
-
-
-@pytest.mark.slow
-def test_rows():
-    """Of `model.generate`: padded, in chunks, with several answers."""
-    for draw in sequences("rows"):
-        kind = draw.choice([*KINDS, "Qwen3.5"])
-        model, step = model_of(kind), step_of(kind, draw.choice(STEPS))
-        rows = []
-        for seed in range(draw.randint(1, 4)):
-            image = [ImageBlock(seed)] if draw.random() < 0.5 else []
-            rows.append([*words(seed, draw.randint(1, 50)), *image, seed])
-        inputs = collate([given_to(model, row) for row in rows], draw.choice(("left", "right")))
-        new, answers = draw.randint(1, 30), draw.randint(1, 3)
-        options = {"max_new_tokens": new, "num_return_sequences": answers, **NO_STOP}
-        options |= {"prefill_chunk": draw.choice((None, draw.randint(1, 40))), "decode_step": step}
-        output = model.generate_detailed(**inputs, **options, logprobs=VOCAB)
-        for number, (ids, reports) in enumerate(zip(output.rows(), output.logprobs)):
-            assert_right(model, rows[number // answers], ids, reports)
 
 
 @torch.no_grad()

@@ -122,21 +122,6 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         assert format in inspect(str(folder))["fits"]
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("name", ["onnx/decoder_model_merged.onnx", "openvino_language_model.xml", "a.pth"])
-def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, name):
-    folder = tmp_path / "repo"
-    qwen_checkpoints.save_hf("qwen3_vl", folder)
-    (folder / WEIGHTS).unlink()
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(b"?")
-    with HubServer({"someone/model": folder}) as server:
-        point_client_at(monkeypatch, server.url, tmp_path / "cache")
-        said = complaint(VisionLanguageModel.from_pretrained, "someone/model")
-    known = f"weights ({name})" if "_" in name else "must be converted"
-    assert known in said
-
-
 @pytest.mark.parametrize(
     ("config", "how"),
     [

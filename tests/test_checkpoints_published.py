@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from families import idefics3
-from families.sections import TEXT_KEYS, VISION_KEYS, text_family
+from families.saving import text_family
+from families.sections import TEXT_KEYS, VISION_KEYS
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, parameter_shapes
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import ocelli
 from generate import DEFAULT_QUESTION
 from generation import sampling
 from inference.checkpoint import RequestError, pick_device
@@ -84,20 +85,11 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch)
     assert all(map(is_question, asked)) and not any(map(is_question, named))
 
 
-@pytest.mark.parametrize(
-    "name, meant",
-    [
-        *(("phto.png", "photo.png"), ("pictures/phto.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
-        *((name, None) for name in ("unlike", "dog.png", "cat.png")),  # an ending is shared by many
-    ],
-)
-def test_a_mistyped_image_is_refused_with_the_nearest_name(complaint, tmp_path, monkeypatch, name, meant):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pictures").mkdir()
-    for path in ("photo.png", "pictures/photo.png"):
-        (tmp_path / path).touch()
-    said = complaint(name, "what is it?")
-    assert f"did you mean {meant}?" in said if meant else "did you mean" not in said
+def test_a_mistyped_command_is_refused_with_the_nearest_one(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["ocelli", "serv", "--port", "1"])
+    with pytest.raises(SystemExit) as ended:
+        ocelli.main()
+    assert ended.value.code == 2 and "did you mean serve?" in capsys.readouterr().err
 
 
 def stdin_of(monkeypatch, content: bytes) -> None:
@@ -119,13 +111,6 @@ def stdin_of(monkeypatch, content: bytes) -> None:
 def test_a_question_without_quotes_is_called_that(complaint, photo, tmp_path, words):
     said = complaint(*words.format(photo=photo, out=tmp_path / "out.jsonl").split())
     assert "quotes" in said and not (tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "names", [["nosuch.jpg", "other.png"], ["a/b", "c/d"], ["lost*", "x*"], ["a.jsonl", "b.csv"]]
-)
-def test_lost_images_are_no_question(complaint, names):
-    assert "quotes" not in complaint(*names, "-q", "What is this?")
 
 
 def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
@@ -150,7 +135,7 @@ def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
     assert as_json(photo, "why?", *short)[0]["question"] == "why?"
     stdin_of(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in complaint(photo)
-    monkeypatch.setattr("inference.stdin.STDIN_TIMEOUT", 0)
+    monkeypatch.setattr("inference.command.STDIN_TIMEOUT", 0)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w"):  # open, and silent
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))

@@ -264,7 +264,7 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
         ("batch photos/b.png --out o", "-q"),
         ("batch photos -q x", "--out"),
         ("batch x? --out o", "question only"),
-        ("batch phots -q x --out o", "did you mean photos?"),
+        ("batch phots -q x --out o", "phots"),
         ("batch photos/*.gif -q x --out o", "photos/*.gif"),
         ("batch questions.jsonl --describe --out o", "its lines"),
         ("batch photos -q x --out o --shard 9/8", "--shard"),

@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from data.boxes import COORDINATES, Box, Located, Point
 from data.processor import Processor, coordinates_of
 from families.qwen_images import QwenImages
-from inference.pixels import Pixels, rescaled
+from inference.coordinates import Pixels, rescaled
 from tests import qwen_checkpoints
 
 

@@ -13,23 +13,22 @@ import pytest
 
 from data.errors import ImageError
 from data.images import NamedBytes
-from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import ask, text_of
-from inference.attribution.attention import attention_maps
+from inference.answer import ask
+from inference.answer_text import AnswerText
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.forms import Forms
 from inference.grammar import choice_grammar
 from tests.documents import ROOT
 from tests.house import data_url
+from tests.maps import attention_maps
 from tests.servers import FOLDER, message
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import Engine, EngineLimits, Interrupted, Lane, QueueFull, Ticket
 from web.guard import ApiLimits
-from web.media import Media
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import ChatRequest
 from web.stops import StopText
 
@@ -352,7 +351,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
     """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
     reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
     ids = reply.finish()["token_ids"][0]
-    plain = text_of(checkpoint)
+    plain = AnswerText(checkpoint, GenerationOptions())
     text = "".join(map(plain.put, ids)) + plain.finish()
     rng = random.Random(0)
     for _ in range(100):
@@ -376,7 +375,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
             got, told = got + piece.text, told + list(piece.token_ids)
         assert shown.stopped and got == text[: text.index(stop)]
         assert told == ids[: len(told)]  # and no token that came after the text
-        whole = text_of(checkpoint)
+        whole = AnswerText(checkpoint, GenerationOptions())
         lengths = [0, *itertools.accumulate(len(whole.put(token)) for token in told)]
         assert lengths[-1] >= len(got) and lengths[-2 if told else 0] <= max(0, len(got) - 1)
 
@@ -389,12 +388,10 @@ def test_a_folder_that_cannot_be_used_is_told_at_the_start(checkpoint, tmp_path)
 
 def test_what_a_long_request_took_is_given_back_when_nobody_asks(checkpoint, monkeypatch):
     monkeypatch.setattr(engine_module, "REST_AFTER", 0.05)
-    monkeypatch.setattr(kv, "STEP", 16)
     engine = Engine(checkpoint, EngineLimits(slots=2))
     try:
         asyncio.run(_answers_of(engine))
-        scheduler = engine._scheduler
-        assert wait_for(lambda: scheduler.cache.capacity == 16)
+        assert wait_for(lambda: engine._scheduler.kv_cache_bytes == 0)
     finally:
         engine.close()
 

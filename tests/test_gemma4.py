@@ -16,11 +16,8 @@ from families.gemma4_images import _TOKENS, Gemma4Images
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import read_config
-from models.checkpoints.save import written
 from tests.gemma4_checkpoints import hf_config, image_settings, save_hf, transformers_inputs
 from tests.processors import seen, user
-from training.config import TrainConfig
-from training.lora import add_adapters
 
 BATCH = [
     user(seen((100, 60)), "how many red squares"),
@@ -31,7 +28,7 @@ BATCH = [
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     """Windows shorter than the prompts, layers that read the keys of others, numbers for each layer."""
     theirs = save_hf(tmp_path, seed)
@@ -48,7 +45,7 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     for how in ({}, {"use_cache": False}, {"prefill_chunk": 7}):
         got = ours.generate(**inputs, max_new_tokens=10, stop_token_ids=[], **how)
         assert torch.equal(got, answers[:, ids.shape[1] :]), how
-    if seed < 4:
+    if seed < 2:
         ours.save_pretrained(tmp_path / "saved", processor)
         again = Gemma4ForConditionalGeneration.from_pretrained(tmp_path / "saved")
         assert torch.equal(again(**given).logits[real], expected)
@@ -115,16 +112,3 @@ def test_what_no_training_changes_begins_as_in_transformers(tmp_path):
         model.save_pretrained(tmp_path / "new")
         saved = type(theirs).from_pretrained(tmp_path / "new").state_dict()
         assert all(torch.equal(saved[name], value) for name, value in known.items())
-
-
-@pytest.mark.parametrize(
-    ("targets", "there"),
-    [({"lora_vision_targets": "q_proj"}, "linear"), ({"lora_targets": "c_attn"}, "q_proj, k_proj")],
-)
-def test_adapters_for_layers_that_it_has_not_are_refused_with_those_it_has(tmp_path, targets, there):
-    save_hf(tmp_path)
-    model = VisionLanguageModel.from_pretrained(tmp_path)
-    (flag, wrong) = next(iter(targets.items()))
-    config = TrainConfig(init_from="x", data="rows.jsonl", lora_rank=2, **targets)
-    with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')}: .*{there}.* got {wrong}"):
-        add_adapters(model, config, written(model.config)[1])

@@ -69,7 +69,6 @@ def test_a_model_is_the_one_that_was_converted(checkpoints, converted, kind):
     after = VisionLanguageModel.from_pretrained(converted[kind], dtype="float32")
     assert tiny.same_weights(before, after)
     assert before.config == replace(after.config, pad_token_id=before.config.pad_token_id)  # the tokenizer's
-    assert before.generation_config.items() <= after.generation_config.items()
     old, new = (Processor.from_pretrained(folder) for folder in (checkpoints[kind], converted[kind]))
     image = draw_image(90, 70)
     first, second = (one.ask(image, "How many  circles, 12 or 3?")["input_ids"] for one in (old, new))

@@ -249,10 +249,7 @@ def refused(source, match: str, **limits) -> None:
         (png(10_000, 10_000), "10000 x 10000"),
         (png(10_000, 1), "10,000:1"),
         (b"%PDF-1.7\n", "PDF"),
-        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- by hand -->\n<svg/>", "SVG"),
-        (b"\n<!DOCTYPE html><html><svg/></html>", "HTML"),
-        (b"\0\0\0\x18ftypmp42", "MP4"),
-        (b"PK\3\4", "ZIP"),
+        (b"\0\0\0\x18ftypmp42", "a video"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

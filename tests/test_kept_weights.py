@@ -21,14 +21,16 @@ from tests.prompts import tiny_vlm
 from tests.qwen_checkpoints import save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
+BOTH = pytest.mark.parametrize("opened", [0, 2], indirect=True)  # head and embedding are one, or two
 
-@pytest.fixture(params=[0, 2])  # head and embedding are one, or two
+
+@pytest.fixture
 def opened(request, tmp_path, monkeypatch):
     """(a function that opens a checkpoint and says how many tensors were rounded, its folder, the kept file,
     state of the first opening)."""
     kept_files.load_panels(4)  # compiled where it always is
     folder, rounded, put = tmp_path / "model", [], kept_files.put_layers
-    save_hf("qwen3_vl", folder, request.param)
+    save_hf("qwen3_vl", folder, getattr(request, "param", 0))
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_files, "LEAST_BYTES", 0)
     monkeypatch.setattr(kept_files, "put_layers", lambda *given: (rounded.append(given[1]), put(*given)))
@@ -50,15 +52,7 @@ def same(model, state):
 
 
 @pytest.mark.slow
-def test_a_second_opening_rounds_nothing(opened):
-    open_again, _, _, state = opened
-    model, rounded = open_again()
-    assert rounded == 0 and same(model, state)
-    lm = model.language_model
-    assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
-
-
-@pytest.mark.slow
+@BOTH
 def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
     """On the meta device, which takes the numbers for granted."""
     open_again, *_ = opened
@@ -73,13 +67,17 @@ def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_mapped_counts_as_taken(opened):
-    """The system says that its pages are free, and a cache would be given them."""
-    open_again, _, kept, _ = opened
+@BOTH
+def test_a_second_opening_rounds_nothing_and_what_it_maps_counts_as_taken(opened):
+    """The system says that the pages of a mapped file are free, and a cache would be given them."""
+    open_again, _, kept, state = opened
     before = mapped_bytes()
-    model, _ = open_again()
+    model, rounded = open_again()
+    assert rounded == 0 and same(model, state)
+    lm = model.language_model
+    assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
     assert mapped_bytes() == before + kept.stat().st_size
-    del model
+    del model, lm
     gc.collect()
     assert mapped_bytes() == before
 

@@ -23,11 +23,11 @@ from data.tiles import Parts
 from families import lfm2_vl
 from families.lfm2_images import Lfm2Images
 from generation.fast.network import DECODER, PACKED_TOWER
-from inference.attribution.attention import attention_maps
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from tests.lfm2_checkpoints import SETTINGS, save_hf, tokenizer, transformers_inputs
+from tests.maps import attention_maps
 from tests.processors import draw_image, seen, user
 
 BATCH = [

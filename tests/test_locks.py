@@ -11,7 +11,7 @@ import pytest
 
 import generate
 from inference.checkpoint import RequestError
-from inference.locks import only_writer
+from inference.results import only_writer
 from tests.evaluations import FORK, exits_of_ranks, write_rows
 from tests.runs import SETTINGS, start, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows

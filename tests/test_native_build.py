@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 
 import pytest
 
-from generation.fast import tower
-from generation.fast.native import build, panels, passes, step
-from generation.fast.native.step import library_parts, load_step
+from generation.fast.native import build
+from generation.fast.native.build import load_library
 from inference.fast import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
@@ -26,15 +24,15 @@ def library(tmp_path, monkeypatch):
     """(where a cache of its own keeps the compiled step, what was compiled): sound, and copied there again
     where it would be compiled."""
     build.load_library.cache_clear()
-    load_step(32, 32)
-    _, compiled = build.library_file(*library_parts(32, 32))
+    load_library("decode.c", 32)
+    *_, compiled = build.library_file("decode.c", 32, 32)
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
-    _, target = build.library_file(*library_parts(32, 32))
+    *_, target = build.library_file("decode.c", 32, 32)
     target.parent.mkdir()
     shutil.copy(compiled, target)
     made = []
 
-    def compile_again(compiler, source, options, where):
+    def compile_again(command, source, where):
         made.append(where)
         shutil.copy(compiled, where.with_name("draft"))
         where.with_name("draft").replace(where)
@@ -96,22 +94,3 @@ def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, langu
     build.load_library.cache_clear()
     step, why = fast_step(language_model)
     assert step is None and str(tmp_path / "file" / "cache") in why
-
-
-@pytest.mark.parametrize(
-    "structure, source, name",
-    [
-        (passes.Pass, "team.h", "Pass"),
-        (panels.Matrix, "panels.h", "Matrix"),
-        *((getattr(step, f"_{name}"), "decode.c", name) for name in ("Layer", "Model", "Tokens")),
-        *((getattr(tower, f"_{name}"), "tower.c", name) for name in ("Norm", "Block", "Tower", "Image")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_structures_have_the_same_fields_in_python_and_in_c(structure, source, name):
-    """Else C reads one address as another."""
-    text = re.sub(r"/\*.*?\*/", "", (build.FOLDER / source).read_text(), flags=re.DOTALL)
-    (body,) = re.findall(rf"typedef struct {{([^}}]*)}} {name};", text)
-    declared = [re.sub(r"^\s*(const )?\w+ ", "", line) for line in body.split(";") if line.strip()]
-    fields = [field.strip(" *") for line in declared for field in line.split(",")]
-    assert [field for field, _ in structure._fields_] == fields

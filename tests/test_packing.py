@@ -6,7 +6,6 @@ import itertools
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -48,28 +47,6 @@ def test_the_choice_is_the_best_there_is_within_both_limits():
         assert sum(tiles[i] for i in chosen) <= max_tiles and sum(tokens[i] for i in chosen) == best
     with pytest.raises(ValueError, match="does not fit"):
         pack_indices([10], [0], 9, None)
-
-
-@pytest.mark.parametrize("max_tiles, least", [(None, 0.99), (40, 0.97)])
-def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
-    """Lengths from 50 to 1500, most of them a few hundred, with tiles of 64 tokens in them."""
-    rng, lengths = np.random.default_rng(0), []
-    while len(lengths) < 1000:
-        length = int(rng.lognormal(5.8, 0.8))
-        if 50 <= length <= 1500:
-            lengths.append((length, int(length * rng.uniform(0, 0.7)) // 64))
-    waiting, filled, made, longest_wait = [], 0, 0, 0
-    for arrived, sample in enumerate(lengths):
-        waiting.append((*sample, arrived))
-        if len(waiting) == 64:
-            chosen = pack_indices([s[0] for s in waiting], [s[1] for s in waiting], 4096, max_tiles)
-            filled, made = filled + sum(waiting[i][0] for i in chosen), made + 1
-            longest_wait = max(longest_wait, *(arrived - waiting[i][2] for i in chosen))
-            for i in reversed(chosen):
-                del waiting[i]
-    assert made > 60
-    assert filled / (made * 4096) >= least
-    assert longest_wait < 600
 
 
 # ------------------------------------------------------------------------ a row as its documents alone

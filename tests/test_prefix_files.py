@@ -7,11 +7,8 @@ import logging
 import os
 import random
 import shutil
-import signal
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -200,36 +197,6 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
             PrefixFolder(path)
 
 
-def test_where_a_link_led_to_stays_the_folder(tmp_path):
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir(mode=0o700)
-    (link := tmp_path / "link").symlink_to(tmp_path / "first")
-    store, keys = store_in(link), torch.arange(TEXT_BLOCK)
-    link.unlink()
-    link.symlink_to(tmp_path / "second")
-    save(store, keys)
-    store.close()
-    assert blocks_in(tmp_path / "first") and not blocks_in(tmp_path / "second")
-
-
-def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
-    keys = written(tmp_path)
-    before = set(threading.enumerate())
-    store = store_in(tmp_path, memory=0)
-    assert check_loaded(store, keys, []) == len(keys)
-    readers = set(threading.enumerate()) - before
-    assert readers
-    found = store.find(keys, [], len(keys))
-    store.close()
-    store.close()
-    for one in readers:
-        one.join(PATIENCE)
-    assert not any(one.is_alive() for one in readers)
-    cache = filled_cache(keys, [])
-    assert count(store, keys) == store.take(found, cache, 0, 0)[0] == 0
-    save(store, keys)
-
-
 def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path, caplog):
     vlm = tiny_vlm()
     store = PrefixStore(vlm, 0, PrefixFolder(tmp_path / "gone"), b"w")
@@ -326,18 +293,7 @@ def test_the_version_of_a_file_changes_with_it(tmp_path):
         assert version_of(cache / "weights") == "abc"
 
 
-# --- kills and several processes
-
-
-def write_until_killed(folder: Path, seed: int, has_begun: Any) -> None:
-    """Chains of several lengths that begin alike, as fast as they go; the folder is full soon."""
-    torch.set_num_threads(1)
-    store, rng = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed)
-    while True:
-        parts = [rng.randrange(3) for _ in range(rng.randint(1, 6))]
-        save(store, torch.tensor(parts).repeat_interleave(TEXT_BLOCK))
-        store._files.flush()
-        has_begun.set()
+# --- several processes
 
 
 def check_sound(folder: Path, chains: int, seed: int) -> int:
@@ -350,25 +306,6 @@ def check_sound(folder: Path, chains: int, seed: int) -> int:
         found += held
     store.close()
     return found
-
-
-@pytest.mark.slow
-def test_killed_thirty_times_while_it_writes(tmp_path, caplog):
-    rng, found, unfinished = random.Random(0), 0, 0
-    folder = tmp_path / "prefixes"
-    for kill in range(30):
-        has_begun = FORK.Event()
-        process = FORK.Process(target=write_until_killed, args=(folder, kill, has_begun))
-        process.start()
-        assert has_begun.wait(PATIENCE)
-        time.sleep(rng.uniform(0.005, 0.04))
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        unfinished += len(list(folder.glob(".*.tmp")))
-        found += check_sound(folder, 4, kill)
-    assert not caplog.records and found and unfinished
-    assert sum(path.stat().st_size for path in blocks_in(folder)) <= 12 * BLOCK
 
 
 def work_for(folder: Path, seed: int, seconds: float) -> None:
@@ -411,9 +348,3 @@ def test_a_second_start_computes_the_question_alone(tmp_path, capsys, monkeypatc
     assert first["answers"] == again["answers"] and first["image_tokens"] > 0
     assert first["reused_tokens"] == 0
     assert min(again["reused_tokens"], other["reused_tokens"]) >= first["image_tokens"]
-
-
-def test_a_folder_that_cannot_be_one_is_refused_in_a_sentence(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert generate.main(["--prefix-cache", str(tmp_path / "file"), "--max-new-tokens", "1"]) == 2
-    assert "Traceback" not in capsys.readouterr().err

@@ -20,11 +20,10 @@ from generation.options import NotFiniteError
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
-from generation.steps import Step
 from models import VisionLanguageModel
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
-from tests.test_batching import assert_as_alone, request, uneven
+from tests.test_batching import assert_as_alone, request
 
 # Of the small model below: a layer of attention, and a short convolution.
 LAYOUT = [{"key": Kept(2, 2), "value": Kept(2, 2)}, {"conv": Kept(1, 3)}]
@@ -85,23 +84,6 @@ def test_answers_are_those_without_a_store(kind):
 
 
 # --- through a scheduler
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("slots, chunk", [(1, 7), (3, None)])
-def test_every_request_as_alone_with_a_store(slots, chunk):
-    vlm, requests, encoded = tiny_vlm(), uneven(), []
-    store = PrefixStore(vlm)
-    for _ in range(2):
-        scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=store)
-        outputs = {output.key: output for output in scheduler.run(requests)}
-        assert_as_alone(vlm, requests, outputs)
-        encoded.append(scheduler.stats.tiles_encoded)
-    assert encoded[0] > encoded[1] == 0  # the second one begins with empty slots
-    few = PrefixStore(vlm, 3 * bytes_per_position(vlm.language_model) * TEXT_BLOCK)
-    scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=few)
-    for _ in range(2):
-        assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
 
 
 def test_a_prompt_asked_again_computes_its_last_position_alone():
@@ -177,30 +159,6 @@ def test_a_session_keeps_nothing_that_is_not_finite(stops, place):
         assert torch.equal(again.generate(**inputs_of(prompt), **options), expected)
 
 
-@pytest.mark.parametrize("stops", [(), (5,)])
-def test_an_answer_that_became_other_than_finite_is_not_gone_on_with(stops, monkeypatch):
-    vlm, prompt, calls = tiny_vlm(), words(1, 40), []
-    session, options = Session(vlm), {"max_new_tokens": 9, "stop_token_ids": stops}
-    free = vlm.generate(**inputs_of(prompt), max_new_tokens=9, **NO_STOP)[0].tolist()
-
-    class Breaks(Step):
-        def __call__(self, token_ids, kv_cache, start_pos, offset=0):
-            calls.append(1)
-            logits = super().__call__(token_ids, kv_cache, start_pos, offset)
-            if len(calls) == 4:
-                kv_cache[1]["key"][:, :, start_pos] = torch.nan
-                logits = logits * torch.nan
-            return logits
-
-    step = Breaks(vlm.language_model)
-
-    with pytest.raises(NotFiniteError):
-        session.generate(**inputs_of(prompt), **options, decode_step=step)
-    history = [*prompt, *free[:8], 3]
-    expected = vlm.generate(**inputs_of(history), **options)
-    assert torch.equal(session.generate(**inputs_of(history), **options), expected)
-
-
 def test_a_prompt_given_up_in_its_middle_leaves_nothing_that_is_not_finite():
     """No logits have told yet, and zero times NaN would reach the next request's attention."""
     vlm, start = poisoned(), [word % POISON for word in words(1, 2 * TEXT_BLOCK)]
@@ -209,7 +167,7 @@ def test_a_prompt_given_up_in_its_middle_leaves_nothing_that_is_not_finite():
     scheduler.add(request([*start[:5], POISON, *start], "given up"))
     for _ in range(2):
         scheduler.step()
-    assert scheduler.cancel("given up") and len(store) == 0
+    assert scheduler.cancel("given up") and not store._blocks
     requests = [request(start[key : 9 + 2 * key], key) for key in range(4)]
     assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
 
@@ -289,51 +247,6 @@ def check_loaded(store: PrefixStore, keys: torch.Tensor, items: list[Item], star
             assert torch.equal(tensor[1, :, start:end], right[name][1, :, start:end])
             assert not tensor[0].any() and not tensor[1, :, :start].any() and not tensor[1, :, end:].any()
     return end
-
-
-class Reference:
-    """What a store of so many bytes holds: names in the order of their last use."""
-
-    def __init__(self, max_bytes: int):
-        self.max_bytes, self.sizes = max_bytes, {}
-
-    def use(self, chain: list[tuple[bytes, int]], new: bool) -> None:
-        fitting = []
-        for name, size in chain:
-            if (not new and name not in self.sizes) or sum(s for _, s in fitting) + size > self.max_bytes:
-                break
-            fitting.append((name, size))
-        for name, size in reversed(fitting):
-            self.sizes.pop(name, None)
-            self.sizes[name] = size
-        while sum(self.sizes.values()) > self.max_bytes:
-            del self.sizes[next(iter(self.sizes))]
-
-
-@pytest.mark.slow
-@given(
-    st.lists(st.tuples(st.booleans(), prompts()), min_size=1, max_size=25),
-    st.integers(0, 4 * TEXT_BLOCK * BYTES),
-)
-@settings(max_examples=200, deadline=None)
-def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
-    store, reference = PrefixStore(small_model(), max_bytes), Reference(max_bytes)
-    for save, (keys, items) in steps:
-        blocks = store._cut(keys, items)
-        chain = [(block.name, (block.end - block.start) * BYTES) for block in blocks]
-        if save:
-            store.put(keys, items, filled_cache(keys, items), 1)
-            reference.use(chain, new=True)
-        else:
-            held = check_loaded(store, keys, items)
-            expected = [block.end for block in blocks if block.name in reference.sizes]
-            assert held == max(expected, default=0)
-            reference.use([pair for block, pair in zip(blocks, chain) if block.end <= held], new=False)
-        assert list(store._blocks) == list(reference.sizes)
-        assert store.size_in_bytes == sum(reference.sizes.values()) <= max_bytes
-        # Whatever is held can be found: the blocks before it are held as well.
-        held_alone = [block.name in store._blocks for block in blocks]
-        assert held_alone == sorted(held_alone, reverse=True)
 
 
 def test_a_block_does_not_change_with_the_cache_it_came_from():

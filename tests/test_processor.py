@@ -18,8 +18,6 @@ from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.packing import SampleEncoder
 from data.processor import Processor
 from families.idefics3 import IdeficsImages
-from inference.command import DEFAULT_MODEL as EMBEDDED
-from models import VisionLanguageModel
 from models.config import TextConfig, VisionConfig, VLMConfig
 from recipes.shapes.tokenizer import build_tokenizer
 from tests.processors import (
@@ -322,16 +320,6 @@ def test_tiles_are_counted_before_they_are_made_and_together(monkeypatch):
     assert caught.value.reason == "too many tiles"
 
 
-@pytest.mark.parametrize("longest", [32, 50, 64, 75, 100])
-def test_tiles_are_counted_as_cut_whatever_the_longest_side(longest):
-    images = make_processor(
-        embedded().tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True
-    ).images
-    for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (100, 51), (77, 300), (1000, 500)):
-        visual, planned = images.cut(draw_image(width, height)), images.plan(width, height)
-        assert planned.parts.shape == visual.parts.shape and planned.grid == visual.grid, (width, height)
-
-
 def test_a_template_that_loses_text_or_images_is_refused():
     p = embedded()
     for template, image, fault in (
@@ -354,16 +342,3 @@ def test_build_tokenizer():
     assert build_tokenizer(CORPUS, 400).get_vocab() == tokenizer.get_vocab()
     with pytest.raises(ValueError):
         build_tokenizer(CORPUS, 256)
-
-
-# ------------------------------------------------------------------------------ names that are transformers'
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("torch_dtype", "dtype"), ("device_map", "device"), ("load_in_4bit", "open_checkpoint"),
-        ("dtpye", "dtype"), ("cache_dir", "HF_HOME"),
-    ],
-)  # fmt: skip
-def test_arguments_of_transformers_models_are_refused_with_ours(name, ours):
-    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
-        VisionLanguageModel.from_pretrained(EMBEDDED, **{name: "auto"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import random
@@ -24,22 +23,19 @@ from families.qwen_images import QwenImages
 from families.sections import TEXT_KEYS
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, PACKED_TOWER
-from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.session import Session
-from inference.attribution.attention import attention_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
-from inference.draft import wholes
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes
 from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
+from tests.maps import attention_maps
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.stored import export_tensors
-from tests.test_draft import SAMPLINGS, OneByOne, drafted
 from tests.tiny import randomize
 
 BAR = 1e-4
@@ -380,64 +376,20 @@ def test_defaults_are_those_of_transformers(kind, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ drafts
-@pytest.fixture
-def large(both, tmp_path):
-    """The checkpoint with a larger budget of pixels: its model and processor, and its folder."""
-    _, folder, ours, _ = both
-    shutil.copytree(folder, tmp_path / "large")
-    stored = image_settings("qwen3_vl" if ours.config.text.rope_interleaved else "qwen2_5_vl", 400_000)
-    (tmp_path / "large/preprocessor_config.json").write_text(json.dumps(stored))
-    return ours, Processor.from_pretrained(tmp_path / "large", ours.config), tmp_path / "large"
-
-
-def test_a_small_picture_of_an_image(large):
-    _, processor, _ = large
-    for size in ((1200, 900), (300, 1500), (90, 60)):
-        visual = processor.cut(draw_image(*size))
-        whole = processor.images.whole(visual)
-        if visual.positions <= 3 * 48:
-            assert whole is visual
-            continue
-        assert whole.size == size and 16 < whole.positions <= max(48, visual.positions // 8)
-        rows, columns = visual.grid
-        assert rows / columns / 2 < whole.grid[0] / whole.grid[1] < rows / columns * 2
-        direct = QwenImages(processor.images.settings)
-        direct.budget = max(48, visual.positions // 8) * direct.factor**2
-        assert whole.grid == direct.plan(*visual.parts.shape[:1:-1]).grid
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["one by one", "native"])
-def test_the_answer_is_the_one_without_a_draft(large, kind):
-    """Of one image and of two, one of which is small already; greedy and sampled; wrong drafts and right."""
-    model, processor = copy.deepcopy(large[0]), large[1]
-    for layer in model.language_model.layers:  # it goes by its last token more than by its image
-        attends = layer.mixer == "attention"
-        (layer.self_attn.o_proj if attends else layer.linear_attn.out_proj).weight *= 0.05
-    step = fast_step(model, NativeStep) if kind == "native" else OneByOne(model.language_model)
-    right, tokens = 0, 0
-    images = (draw_image(1000, 700), draw_image(500, 900, 1), draw_image(64, 64, 2))
-    for shown in (images[:1], images[1:], images[::-1]):
-        cut = [processor.cut(image) for image in shown]
-        asked = [processor.conversation(one, "how many red squares") for one in (cut, wholes(processor, cut))]
-        full, short = map(processor.prepare, asked)
-        assert 3 * short["input_ids"].shape[1] < full["input_ids"].shape[1]
-        for how in SAMPLINGS[:3]:
-            options = {"max_new_tokens": 8, "stop_token_ids": (), "decode_step": step, "lookup": "off", **how}
-            expected = model.generate(**full, **options)[0].tolist()
-            session = Session(model, FeatureCache(model, 2**24))
-            draft, answer = drafted(session, full, short, 6, **options)
-            assert answer == expected
-            right += draft.accepted(answer)
-            tokens += len(draft.token_ids)
-            again, answer = drafted(session, full, short, 6, **options)
-            assert answer == expected and not again.token_ids
-        parts = model.parts_of_rows(short["pixel_values"])[0]
-        small = sum(features.nbytes for features in model.encode_images(parts)) - 1  # cannot keep them
-        session = Session(model, FeatureCache(model, small))
-        assert not drafted(session, full, short, 6, **options)[0].token_ids
-    assert 0 < right < tokens
+@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+@pytest.mark.parametrize("size", [(1200, 900), (300, 1500), (90, 60)])
+def test_a_small_picture_of_an_image(kind, size):
+    images = QwenImages(image_settings(kind, 400_000))
+    visual = images.cut(draw_image(*size))
+    whole = images.whole(visual)
+    if visual.positions <= 3 * 48:
+        assert whole is visual
+        return
+    assert whole.size == size and 16 < whole.positions <= max(48, visual.positions // 8)
+    rows, columns = visual.grid
+    assert rows / columns / 2 < whole.grid[0] / whole.grid[1] < rows / columns * 2
+    images.budget = max(48, visual.positions // 8) * images.factor**2
+    assert whole.grid == images.plan(*visual.parts.shape[:1:-1]).grid
 
 
 # ----------------------------------------------------------------------------------------- where it looked

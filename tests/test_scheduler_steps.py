@@ -111,44 +111,6 @@ def test_what_is_still_computed_is_waited_for_and_shared(vlm):
     assert_as_alone(vlm, requests, outputs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("chunk", "lag"), [(None, 1), (6, 0)])
-def test_cancelled_at_any_step_the_others_go_on(vlm, chunk, lag):
-    requests = uneven()
-    for when in (0, 5, 11, 17):
-        scheduler = Scheduler(vlm, 3, prefill_chunk=chunk)
-        scheduler.lag = lag
-        queue, outputs, number, gone = list(requests), {}, 0, None
-        while queue or not scheduler.idle:
-            while queue and scheduler.free:
-                scheduler.add(queue.pop(0))
-            if number == when and gone is None:
-                running = [row.key for row in (*scheduler._entered, *scheduler._rows) if row is not None]
-                candidate, free = running[when % len(running)], scheduler.free
-                if scheduler.cancel(candidate):  # its last token may have been on its way
-                    gone = candidate
-                    assert scheduler.free > free
-                assert not scheduler.cancel(candidate) and not scheduler.cancel("unknown")
-            for event in scheduler.step():
-                assert gone is None or event.key != gone
-                if isinstance(event, RequestOutput):
-                    outputs[event.key] = event
-            number += 1
-        assert lag or gone is not None or number <= when
-        assert_as_alone(vlm, [one for one in requests if one.key != gone], outputs)
-
-
-def test_the_answer_is_part_of_what_the_next_question_finds(vlm):
-    """A conversation: prompt, answer and a new question begin with what a slot holds already."""
-    scheduler = Scheduler(vlm, 2)
-    prompt = [ImageBlock(1), *words(1, 40)]
-    first = serve(scheduler, [request(prompt, 0, max_new_tokens=30, **NO_STOP)])[0]
-    second = request([*prompt, *first.token_ids, *words(2, 5)], 1)
-    outputs = serve(scheduler, [second])
-    assert outputs[1].reused_tokens == PER_TILE + 40 + 29
-    assert_as_alone(vlm, [second], outputs)
-
-
 @pytest.mark.parametrize("lag", [0, 1])
 def test_logits_that_are_not_finite_fail_alone(lag):
     model, poison = tiny_vlm(), 77

@@ -89,8 +89,7 @@ def babbling(tmp_path_factory) -> Iterator[Running]:
             None,
             {"temperature": 1.5, "top_p": 0.95, "top_k": 9, "min_p": 0.01, "seed": 7, "n": 3},
         ),
-        ("Describe the picture.", [EXAMPLE], None, {"max_tokens": 5, "repetition_penalty": 1.3}),
-        ("Describe the picture.", [CUP], None, {"frequency_penalty": 1.5, "presence_penalty": 0.7}),
+        ("Describe the picture.", [CUP], None, {"max_tokens": 5, "frequency_penalty": 1.5}),
     ],
 )
 def test_tokens_are_those_of_generate_py(here, as_json, question, images, system, options, stream):
@@ -167,7 +166,7 @@ def test_earlier_turns_count(here):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("place", [1, 4, 14])
+@pytest.mark.parametrize("place", [1, 14])
 def test_logprobs_and_usage_end_where_the_text_ends_at_a_stop_string(here, stream, place):
     asked = {"logprobs": True, "stream": stream, "stream_options": {"include_usage": True}}
     whole = here.ask("Describe the picture.", logprobs=True).json()["choices"][0]
@@ -359,17 +358,12 @@ def text_only(text: object) -> dict:
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"response_format": {"type": "json_object", "schema": {"type": "array"}}}, 400, "response_format"),
         ({"guided_json": {"a": 1}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
-        ({"guided_regex": "a"}, 400, "guided_regex"),
-        ({"grammar": "a"}, 400, "grammar"),
         ({"structured_outputs": {"structural_tag": "{}"}}, 400, "structured_outputs"),
         ({"structured_outputs": "x"}, 400, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, 400, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
-        ({"structured_outputs": {"json": "{"}}, 400, "structured_outputs"),
         ({"structured_outputs": {"json": {"type": "circle"}}}, 400, "structured_outputs"),
         ({"structured_outputs": {"grammar": "start: no_rule"}}, 400, "structured_outputs"),
-        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, 400, "structured_outputs"),
-        ({"structured_outputs": {"choice": []}}, 400, "structured_outputs"),
         ({"structured_outputs": {"choice": ["red", "red"]}}, 400, "structured_outputs"),
         ({"structured_outputs": {"choice": [str(n) for n in range(999)]}}, 400, "structured_outputs.choice"),
         (
@@ -403,10 +397,9 @@ def text_only(text: object) -> dict:
     ],
 )
 def test_what_is_wrong_is_named(here, fields, status, param):
-    for stream in (False, True):
-        error = refused(here.ask(**{"stream": stream} | fields), status)
-        if param is not None:
-            assert error["param"] == param
+    error = refused(here.ask(**{"stream": True} | fields), status)
+    if param is not None:
+        assert error["param"] == param
     assert here.engine.stats.running == 0
 
 
@@ -589,20 +582,8 @@ class Count(BaseModel):
     count: int
 
 
-class Share(BaseModel):
-    count: float
-
-
-class Named(BaseModel):
-    colour: str
-
-
 class Chosen(BaseModel):
     colour: Colour
-
-
-class Answer(BaseModel):
-    there: bool
 
 
 def by_openai(served: Running, question: str, form: type[BaseModel]) -> BaseModel | None:
@@ -635,16 +616,13 @@ def by_pydantic_ai(served: Running, question: str, form: type[BaseModel]) -> Bas
     return agent.run_sync([question, image]).output
 
 
-@pytest.mark.slow(but=10)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("ask", [by_openai, by_langchain, by_instructor, by_pydantic_ai])
 @pytest.mark.parametrize(
     ("question", "form", "value"),
     [
         (SHAPES, Count, int),
-        (SHAPES, Share, float),
-        (STAR, Named, str),
         (STAR, Chosen, Colour),
-        ("Is there a cross?", Answer, "yes".__eq__),
     ],
 )
 def test_the_classes_of_a_client_hold_the_plain_answers(here, ask, question, form, value):

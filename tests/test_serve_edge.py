@@ -87,16 +87,12 @@ def test_a_page_may_ask_before_it_sends_a_key(allowing, method):
     [
         (200, "GET", "v1/models", {}),
         (200, "HEAD", "health", {}),
-        (200, "POST", CHAT, {"json": body()}),
         (200, "POST", CHAT, {"json": body(stream=True)}),
         (200, "POST", MESSAGES, {"json": told(stream=True)}),
         (400, "POST", CHAT, {"json": body(n=0)}),
         (401, "POST", CHAT, {"json": body(), "key": "other"}),
-        (404, "GET", "v1/nothing", {}),
         (404, "POST", RESPONSES, {"json": asked(model="none")}),
-        (405, "GET", CHAT, {}),
         (413, "POST", CHAT, {"json": body("x" * 2**20)}),
-        (415, "POST", CHAT, {"content": b"{}"}),
     ],
 )
 def test_a_page_reads_every_answer_errors_too(allowing, status, method, path, more):
@@ -301,8 +297,7 @@ def test_usage_may_come_with_each_chunk(here):
     )
 
 
-@pytest.mark.slow(but=4)
-@pytest.mark.parametrize("path", ["", "health", "metrics", "openapi.json", "v1/models", f"v1/models/{NAME}"])
+@pytest.mark.parametrize("path", ["", "metrics", f"v1/models/{NAME}"])
 def test_head_is_get_without_the_body(here, path):
     got, head = here.send("GET", path), here.send("HEAD", path)
     assert (head.status_code, head.content) == (200, b"")
@@ -328,7 +323,6 @@ def test_head_of_what_is_not_there(here):
         ({"regex": r"[0-9]{3}-(red|blue)"}, r"[0-9]{3}-(red|blue)"),
         ({"grammar": 'start: "it is " COLOUR\nCOLOUR: /red|blue/'}, "it is (red|blue)"),
         ({"json": {"enum": ["red", "blue"]}}, '"(red|blue)"'),
-        ({"json": '{"type": "boolean"}'}, "true|false"),
     ],
 )
 @PROTOCOLS
@@ -351,12 +345,9 @@ def test_a_grammar_that_no_answer_ends_with_is_refused(here, text):
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("203.0.113.7", "203.0.113.7"),
         ("203.0.113.7:4711", "203.0.113.7"),
-        ("2001:DB8::7", "2001:db8::7"),
         ("[2001:db8::7]:4711", "2001:db8::7"),
         ("fe80::1%x 200", "fe80::1"),
-        ("unknown", "'unknown'"),
         ("9.9.9.9 POST /v1/forged 200 0.001s model=x", "'9.9.9.9 POST /v1/forged 200 0.001s model=x'"),
     ],
 )

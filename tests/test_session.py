@@ -21,7 +21,6 @@ from tests.prompts import (
     length_of,
     record,
     tile,
-    tiny_vlm,
     words,
 )
 from tests.tiny import IMAGE_ID
@@ -61,20 +60,6 @@ def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
     assert [r.reused for r in results] == [0] * 4
     for prompt, result in zip(prompts, results):
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), max_new_tokens=3, **NO_STOP))
-
-
-def test_a_tile_that_is_real_in_part_is_refused(vlm):
-    """No processor makes one: a mask is all ones, or hides a tile of padding."""
-    session, inputs = Session(vlm), inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3])
-    mask = torch.ones(1, 2, SIDE, SIDE, dtype=torch.int64)
-    options = {"max_new_tokens": 2, **NO_STOP}
-    assert torch.equal(
-        session.generate(**inputs, pixel_attention_mask=mask, **options), vlm.generate(**inputs, **options)
-    )
-    mask[0, 1, :, SIDE // 2 :] = 0
-    for answerer in (session, vlm):
-        with pytest.raises(ValueError):
-            answerer.generate(**inputs, pixel_attention_mask=mask, **options)
 
 
 # --- interrupts
@@ -129,30 +114,6 @@ def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
 
 
 # --- room
-
-
-def test_the_cache_grows_in_steps_up_to_the_context():
-    model = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1)
-    session, history, position = Session(model), [ImageBlock(1), *words(1, 1000)], 2 * 1 * 2 * 12 * 4
-    assert session.kv_cache_bytes == 0
-    for more, new, capacity in ((0, 1, 1024), (0, 10, 1024), (0, 30, 2048), (1100, 20, 2500)):
-        history += words(2, more)
-        result = session.generate_detailed(**inputs_of(history), max_new_tokens=new, **NO_STOP)
-        assert session.kv_cache_bytes == result.kv_cache_bytes == capacity * position
-        history += result.rows()[0]
-    session_holds(session, model, history)
-    fork = session.generate_detailed(
-        **inputs_of(history[:500]), max_new_tokens=9, num_return_sequences=2, **NO_STOP
-    )
-    assert fork.kv_cache_bytes == 2 * 1024 * position  # two slots for as long as there are two answers
-    one = session.generate_detailed(**inputs_of(history[:500]), max_new_tokens=9, **NO_STOP)
-    assert one.kv_cache_bytes == 1024 * position
-    assert torch.equal(
-        session.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
-        model.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
-    )
-    session.reset()
-    assert session.kv_cache_bytes == session.held == 0
 
 
 # --- refusals
@@ -237,21 +198,3 @@ def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):
 
 
 # --- generate.py
-
-
-@pytest.mark.slow
-def test_several_questions_share_a_session(as_json, photo):
-    questions = ("how many circles?", "what colour is it?", "how many?")
-    ask = [part for question in questions for part in ("-q", question)]
-    options = ("--dtype", "float32", "--max-new-tokens", 8)
-    together = as_json(photo, *ask, *options)
-    recomputed = as_json(photo, *ask, *options, "--no-cache")
-    assert [made["reused_tokens"] for made in recomputed] == [0, 0, 0]
-    assert together[0]["reused_tokens"] == 0
-    for made, plain, question in zip(together, recomputed, questions):
-        (alone,) = as_json(photo, "-q", question, *options)
-        assert alone["reused_tokens"] == 0
-        for key in ("answers", "token_ids", "prompt_tokens", "image_tokens"):
-            assert made[key] == alone[key] == plain[key]
-    for made in together[1:]:
-        assert made["image_tokens"] < made["reused_tokens"] < made["prompt_tokens"]

@@ -1,6 +1,7 @@
 """Tokens that are proposed and verified together are those that would have come one at a time."""
 
 import random
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +9,11 @@ import torch
 
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions, NotFiniteError
-from generation.protocol import Proposer
-from generation.requests import Request
 from generation.sampling import Row
 from generation.session import Session
-from generation.speculation import MOST, LikelyLookup, PromptLookup, Speculation
+from generation.speculation import MOST, PromptLookup, propose, proposer_of
 from generation.steps import Step
-from tests.invariants import fast_step, run_all
+from tests.invariants import fast_step
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID, VOCAB
 
@@ -57,22 +56,19 @@ def way(request) -> tuple:
     return vlm, lambda _: Counted(step)
 
 
-class Guess(Proposer):
+class Guess:
     """Proposes by a rule: (ids so far) -> ids."""
 
     def __init__(self, rule):
-        self._rule, self._ids = rule, []
+        self._rule = rule
 
-    def propose(self, new_ids):
-        self._ids += new_ids
-        return self._rule(self._ids)
+    def propose(self, tokens, alone):
+        return self._rule(tokens)
 
 
-def offer(monkeypatch, proposer: Proposer) -> None:
+def offer(monkeypatch, proposer: Guess) -> None:
     """Have this one propose."""
-    monkeypatch.setattr(
-        Speculation, "begin", lambda self, row, drafted=(): setattr(row, "proposer", proposer)
-    )
+    monkeypatch.setattr("generation.scheduler.proposer_of", lambda *about: proposer)
 
 
 REPEATING = [*words(1, 9), ImageBlock(1), *words(2, 3), *words(2, 3), *words(1, 9)]
@@ -148,28 +144,6 @@ def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
         outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
 
 
-@pytest.mark.slow
-def test_a_session_goes_on_after_proposals(way):
-    """Also where a streamed answer was left in the middle of what was verified together."""
-    vlm, make_step = way
-    fast, plain = Session(vlm), Session(vlm)
-    for leave_after in (1, 4, None):
-        history = words(3, 20)
-        for turn in range(3):
-            options = {"max_new_tokens": 12, "temperature": 0.8, "top_k": 20, "seed": turn, **NO_STOP}
-            expected = plain.generate(**inputs_of(history), **options, lookup="off")[0].tolist()
-            stream = fast.generate_stream(
-                **inputs_of(history), **options, lookup="on", decode_step=make_step(vlm)
-            )
-            got = []
-            for token in stream:
-                got.append(int(token))
-                if len(got) == leave_after:
-                    break
-            assert got == expected[:leave_after]
-            history = [*history, *expected, *words(turn, 5), *expected[2:9]]
-
-
 class Toll:
     """A constraint: of ten tokens three are forced, and five have even ids."""
 
@@ -211,49 +185,15 @@ def test_what_is_looked_up_stands_beside_what_is_forced(way, sampling):
     assert sampling != "greedy" or made[1].accepted_tokens > 11
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sampling", "chunk"), [*zip(SAMPLINGS, [None, 7, None, 7])])
-def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypatch):
-    """Right, wrong and none side by side, between prompts that are still computed, with uneven lengths."""
-    vlm, make_step = way
-    more = SAMPLINGS[sampling] | {"max_new_tokens": 25}
-    prompts = [
-        [*words(key, 5 + 7 * key), *([ImageBlock(key)] * (key % 2)), *words(key, 3)] for key in range(6)
-    ]
-    free = [vlm.generate(**inputs_of(prompt), **more, **NO_STOP)[0].tolist() for prompt in prompts]
-    rules = [guesses(answer)[name] for answer, name in zip(free, 2 * ("right", "wrong", "by chance"))]
-    begun = iter(rules)
-
-    def begin(self, row, drafted=()):
-        row.proposer = Guess(next(begun))
-
-    monkeypatch.setattr(Speculation, "begin", begin)
-    requests = [
-        Request(
-            inputs["input_ids"][0],
-            inputs.get("pixel_values"),
-            options=GenerationOptions(**more, stop_token_ids=(answer[20 - 3 * key],)),
-            key=key,
-        )
-        for key, (inputs, answer) in enumerate(zip(map(inputs_of, prompts), free))
-    ]
-    outputs, scheduler = run_all(vlm, requests, 3, decode_step=make_step(vlm), prefill_chunk=chunk)
-    for key, answer in enumerate(free):
-        stop = requests[key].options.stop_token_ids[0]
-        assert outputs[key].token_ids == answer[: answer.index(stop) + 1], key
-    assert 0 < scheduler.speculation.accepted < scheduler.speculation.proposed
-
-
 def test_lookup_by_itself_is_for_a_row_that_is_decoded_alone():
-    speculation = Speculation(SimpleNamespace(same_bits=True), tiny_vlm())
     rows = [Row(GenerationOptions(stop_token_ids=()), torch.tensor([1, 2, 3, 4] * 9)) for _ in range(2)]
     for row in rows:
-        speculation.begin(row)
+        row.proposer = proposer_of(row, SimpleNamespace(same_bits=True), None)
         row.tokens = [1, 2, 3]
-    assert speculation.propose(rows, 9) == [[], []]
-    assert speculation.propose(rows[:1], 9)[0][:1] == [4]
+    assert propose(rows, 9) == [[], []]
+    assert propose(rows[:1], 9)[0][:1] == [4]
     rows[1].proposer = None
-    assert speculation.propose(rows, 9)[0] == []
+    assert propose(rows, 9)[0] == []
 
 
 def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
@@ -276,24 +216,24 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
 # ------------------------------------------------------------------------------------- what is proposed
 
 
-def propose(prompt: list[int], *new_ids: list[int]) -> list[int]:
+def found(prompt: list[int], *new_ids: list[int]) -> list[int]:
     lookup = PromptLookup(torch.tensor(prompt), IMAGE_ID)
-    return [lookup.propose(ids) for ids in new_ids][-1]
+    return [lookup.propose(ids, True) for ids in accumulate(new_ids)][-1]
 
 
 def test_what_followed_the_longest_and_latest_match_is_proposed():
-    assert propose([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [6, 2, 3])[:2] == [7, 8]
-    assert propose([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [1, 2, 3])[:2] == [4, 5]
-    assert propose([1, 2, 3], [8, 9, 8, 9]) == [8, 9] * (MOST // 2)
-    assert propose([1, 2, 3], [4], [5], [4, 5])[:2] == [4, 5]
-    assert propose([1, 2, 3], [3], [1]) == propose([], [1]) == propose([], [1, 2]) == []
+    assert found([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [6, 2, 3])[:2] == [7, 8]
+    assert found([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [1, 2, 3])[:2] == [4, 5]
+    assert found([1, 2, 3], [8, 9, 8, 9]) == [8, 9] * (MOST // 2)
+    assert found([1, 2, 3], [4], [5], [4, 5])[:2] == [4, 5]
+    assert found([1, 2, 3], [3], [1]) == found([], [1]) == found([], [1, 2]) == []
 
 
 def test_images_are_neither_matched_nor_proposed():
     image = [IMAGE_ID] * 4
-    assert propose([*image, *image, 1, *image], image) == []
-    assert propose([1, 2, 3, 4, *image, 5], [1, 2]) == [3, 4]
-    assert propose([1, 2, *image, 5], [1, 2]) == []
+    assert found([*image, *image, 1, *image], image) == []
+    assert found([1, 2, 3, 4, *image, 5], [1, 2]) == [3, 4]
+    assert found([1, 2, *image, 5], [1, 2]) == []
 
 
 # -------------------------------------------------------------------------------------- what is likely
@@ -301,12 +241,12 @@ def test_images_are_neither_matched_nor_proposed():
 
 def passes(prompt: list[int], answer: list[int]) -> list[tuple[int, int]]:
     """(ids proposed, ids of them that were right) of each pass of an answer."""
-    lookup = LikelyLookup(torch.tensor(prompt), IMAGE_ID, SimpleNamespace(alone=True))
-    done, new_ids, seen = 1, answer[:1], []
+    lookup = PromptLookup(torch.tensor(prompt), IMAGE_ID, always=False)
+    done, seen = 1, []
     while done < len(answer):
-        ids = lookup.propose(new_ids)[: len(answer) - done - 1]
+        ids = lookup.propose(answer[:done], True)[: len(answer) - done - 1]
         right = next((n for n, token in enumerate(ids) if token != answer[done + n]), len(ids))
-        new_ids, done = answer[done : done + right + 1], done + right + 1
+        done += right + 1
         seen.append((len(ids), right))
     return seen
 

@@ -37,11 +37,6 @@ def test_a_character_that_never_completes_is_dropped(tokenizer):
     assert stream.put(tokenizer.encode("x")[0]) == "x", "a finished stream starts afresh"
 
 
-def test_special_tokens_can_be_kept(tokenizer):
-    stream = TextStream(tokenizer, skip_special_tokens=False)
-    assert stream.put(tokenizer.eos_token_id) == "<end>"
-
-
 @pytest.mark.parametrize("text", [*TEXTS, "is n't it , or ?"])
 def test_pieces_are_whole_characters_and_add_up_to_what_the_processor_decodes(tokenizer, monkeypatch, text):
     """Some tokenizers clean spaces up by default: a stream cannot, so neither may."""

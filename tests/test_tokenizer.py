@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, Idefics3Processor
 
-from data.errors import ProcessorError
+from data.errors import ProcessorError, PromptError
 from data.processor import Processor
 from data.tokenizer import FolderTokenizer, open_tokenizer
 from models.checkpoints.sources import open_files
@@ -145,6 +145,27 @@ def test_a_question_is_answered_without_transformers():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     imported = done.stdout.splitlines()[-1].split()
     assert "data.processor" in imported and "transformers" not in imported, done.stderr
+
+
+# ---------------------------------------------------------------------------------------- broken tokenizers
+BROKEN: dict[str, dict] = {  # what a tokenizer.json has in place of a good one's
+    "a mapping of noise": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+    "an id of no piece": {"model": {"type": "Unigram", "unk_id": 10**6, "vocab": [["e", 0.0]]}},
+    "no model": {"model": None},
+    "tokens that are numbers": {"added_tokens": [1, 2]},
+    # Which only a text shows:
+    "a panic": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "no token for the rest": {"model": {"type": "WordLevel", "unk_token": "none", "vocab": {"e": 0}}},
+}
+
+
+@pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN)
+def test_a_broken_tokenizer_ends_in_one_sentence(changes, tmp_path):
+    processor("embedded").hf_processor.save_pretrained(tmp_path)
+    edit_json(tmp_path / "tokenizer.json", **changes)
+    with pytest.raises((PromptError, ProcessorError)) as error:
+        Processor.from_pretrained(tmp_path).ask(None, "e" * 300)
+    assert str(error.value).isprintable()
 
 
 # ------------------------------------------------------------------------------------------ chat templates

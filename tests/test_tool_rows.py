@@ -31,8 +31,7 @@ from tests.tool_checkpoints import TEMPLATES, save
 from training.rows import RowsTask
 from web import anthropic, responses
 from web.guard import ApiLimits
-from web.media import Media
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import Refused, check_request
 
 WEATHER = {  # with its keys in an order of its own

@@ -333,10 +333,8 @@ def test_references_are_followed_wherever_they_lead(constraints, name):
 
 
 @pytest.mark.slow(but=3)
-@pytest.mark.parametrize("form", ["bare", "titled", "list", "either"])
-@pytest.mark.parametrize(
-    ("tools", "shared", "parameters"), [(1, 60, 300), (1, 4, 500), (6, 10, 30), (20, 2, 15)]
-)
+@pytest.mark.parametrize("form", ["titled", "either"])
+@pytest.mark.parametrize(("tools", "shared", "parameters"), [(1, 60, 300), (6, 10, 30), (20, 2, 15)])
 def test_definitions_make_no_grammar_long(form, tools, shared, parameters):
     """In no markup is it much longer than what the client wrote."""
     names = [f"D{number}" for number in range(shared)]
@@ -347,11 +345,7 @@ def test_definitions_make_no_grammar_long(form, tools, shared, parameters):
 
     def parameter(number: int) -> dict:
         ref = {"$ref": "#/$defs/D0"}
-        titled = ref | {"title": f"{number}"}
-        several = {"type": "array", "items": ref, "maxItems": number}
-        return {"bare": ref, "titled": titled, "list": several, "either": {"anyOf": [ref, {"type": "null"}]}}[
-            form
-        ]
+        return {"titled": ref | {"title": f"{number}"}, "either": {"anyOf": [ref, {"type": "null"}]}}[form]
 
     schema = {"properties": {f"p{number}": parameter(number) for number in range(parameters)}, "$defs": defs}
     given = tuple(Tool(f"f{number}", None, schema) for number in range(tools))
@@ -459,8 +453,10 @@ def streamed(client: openai.OpenAI, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [NAME, *TEMPLATES])
-@pytest.mark.parametrize("choice", ["required", "named", "allowed"])
+@pytest.mark.parametrize(
+    ("model", "choice"),
+    [*((one, "required") for one in (NAME, *TEMPLATES)), (NAME, "named"), ("hermes", "allowed")],
+)
 def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
     client = served.client()
     fields = asked(model, parallel_tool_calls=False, seed=3, temperature=1)
@@ -543,10 +539,8 @@ def test_the_grammar_of_tools_is_not_written_where_everybody_waits(served, monke
 
 
 @pytest.mark.slow(but=3)
-@pytest.mark.parametrize(
-    "key", ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxContains"]
-)
-@pytest.mark.parametrize("value", ["3", "0}", -1, 1.5, None, True, [1]])
+@pytest.mark.parametrize("key", ["minLength", "maxItems", "minProperties"])
+@pytest.mark.parametrize("value", ["0}", -1, 1.5, True])
 def test_lengths_are_whole_numbers(served, key, value):
     schema = record(a={"type": "string", key: value})
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}

@@ -21,29 +21,9 @@ from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.votes import pick
 from messages import for_terminal
-from tests import invariants
 from tests.evaluations import results_of, run, samples_of, write_rows
-from tests.invariants import answers, fast_step
-from tests.prompts import NO_STOP
 
 SAMPLED = ("--num-answers", 6, "--temperature", 1.5, "--seed", 1, "--max-new-tokens", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, invariants.NativeStep])
-def test_eight_answers_are_those_of_eight_calls_with_their_seeds(kind):
-    vlm, rows, *_ = invariants.case("placeholder", "greedy")
-    options = {"temperature": 1.2, "max_new_tokens": 10, "confidence": True, **NO_STOP}
-    options["decode_step"] = None if kind is None else fast_step(vlm, kind)
-    for row in rows:
-        together = vlm.generate_detailed(**row, **options, seed=5, num_return_sequences=8)
-        alone = [vlm.generate_detailed(**row, **options, seed=5 + number) for number in range(8)]
-        assert together.rows() == [one.rows()[0] for one in alone]
-        assert together.confidences == pytest.approx([one.confidences[0] for one in alone], rel=1e-4)
-        assert len(set(map(tuple, together.rows()))) == 8
-    way = "native slots" if kind else "slots"
-    made = {"temperature": 1.2, "max_new_tokens": 10, "seed": 5, "num_return_sequences": 8, **NO_STOP}
-    assert answers(vlm, way, rows[-1:], **made) == together.rows()
 
 
 def test_a_vote_counts_answers_that_differ_in_form_alone_as_one():

@@ -148,7 +148,7 @@ def _adapted(model: Any, adapter: Adapter, places: Mapping[str, str]) -> Any:
     """peft's model, with the factors of the modules that the adapter has names for."""
     import peft  # takes seconds
 
-    settings, ranks, alphas, state = adapter.settings, dict[str, int](), dict[str, float](), {}
+    settings, ranks, alphas, state = adapter.settings, dict[str, int](), dict[str, float](), dict[str, Any]()
     patterns: Mapping[str, float] = settings.get("alpha_pattern") or {}
     alpha: Any = settings.get("lora_alpha", 8)
     for name, parts in adapter.factors.items():

@@ -22,7 +22,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from data.errors import check_rows_path, nearest_file, replacing
+from data.errors import check_rows_path, replacing
 from messages import did_you_mean, named, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable
@@ -522,7 +522,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         recipe = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"recipe {path} cannot be read: {reason}{nearest_file(path)}") from None
+        raise ValueError(f"recipe {path} cannot be read: {reason}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):

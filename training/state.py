@@ -295,8 +295,9 @@ def changes(saved: dict[str, Any], config: TrainConfig) -> list[str]:
         if name in _SWITCHES:
             return _SWITCHES[name](run)
         value = getattr(run, name, None)
-        is_source = value and name in ("init_from", "vision_from", "text_from")
-        return os.path.realpath(value) if is_source else value  # one folder may have several names
+        if name in ("init_from", "vision_from", "text_from"):  # one folder may have several names
+            return value and os.path.realpath(value)
+        return value
 
     return [
         f"{flag(name)} {getattr(before, name, None)!r:.60} -> {getattr(config, name)!r:.60}"

@@ -26,13 +26,11 @@ from models.checkpoints.sources import last_name
 from web import anthropic, attribution, page, responses
 from web.blocks import piece_of
 from web.completion import Completion
-from web.door import MESSAGES, Record, client_of
+from web.door import MESSAGES, Metrics, Record, client_of
 from web.engine import Engine, Ticket
 from web.errors import Refused
 from web.guard import ApiLimits, Room, Turns, read_body
-from web.media import Media
-from web.metrics import Metrics
-from web.prompt import prompt_of
+from web.media import Media, prompt_of
 from web.protocol import ChatRequest, check_request, read_object
 from web.streams import DONE, started, streamed
 
@@ -144,7 +142,7 @@ class Asking:
     ) -> Response:
         """The answer in another protocol: the events of what is `made`, or the whole after them."""
         stream = bool(asked.get("stream"))
-        deltas, silent = await started(self.completion(checked).deltas(stream))
+        deltas, silent = await started(self.completion(checked).deltas())
         if stream:
             return streamed(made.events(deltas), silent, headers)
         async for _ in made.events(deltas):

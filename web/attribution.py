@@ -19,7 +19,7 @@ from data.errors import ImageError
 from data.images import NamedBytes
 from data.processor import EncodedConversation
 from generation.options import GenerationOptions
-from inference.answer import answer_text, encode
+from inference.answer import encode, read_answer
 from inference.attribution import METHODS
 from inference.attribution.attention import check_attention
 from inference.attribution.draw import STEPS, draw_maps
@@ -70,7 +70,11 @@ class Maps:
             raise RequestError("the answer has no word to draw a map for")
         forced = ForcedAnswer(checkpoint, self._images, self._question, ids, tiled=self._tiled)
         maps = yield from STEPS[self._method](forced)
-        yield checkpoint.pixels(self._row).whole(answer_text(checkpoint, ids)), maps, words
+        yield (
+            checkpoint.pixels(self._row).whole(read_answer(checkpoint, ids, GenerationOptions())[1]),
+            maps,
+            words,
+        )
 
     async def drawn(self, ticket: Ticket) -> dict[str, str]:
         """The answer and the sheet of its maps, which takes a second to draw: not in the model's thread."""

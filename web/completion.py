@@ -62,30 +62,13 @@ class Completion:
             if token_id not in stops
         ]
 
-    async def _settled(self) -> AsyncIterator[Piece]:
-        """All pieces once the last is there, with what turned out to be thought as that."""
-        pieces = [piece async for piece in self._ticket]
-        for at, piece in enumerate(pieces):
-            if piece.turned is not None:
-                for before, one in enumerate(pieces[:at]):
-                    if one.answer == piece.answer:
-                        self._ticket.reasoning_tokens += len(one.token_ids) - one.thinking
-                        said, logprobs = one.thought + one.text, one.logprobs and []
-                        one = one._replace(text="", thought=said, logprobs=logprobs)
-                        pieces[before] = one._replace(thinking=len(one.token_ids))
-                text, thought = piece.text[piece.turned :], piece.text[: piece.turned].rstrip()
-                pieces[at] = piece._replace(text=text, thought=piece.thought + thought)
-        for piece in pieces:
-            yield piece
-
-    async def deltas(self, streamed: bool = True) -> AsyncIterator[Delta]:
-        """The answers, piece by piece. Of those that nobody sees before their end the pieces are `_settled`.
-        Coordinates in the text become pixels."""
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """The answers, piece by piece. Coordinates in the text become pixels."""
         self._ticket = ticket = await self._ask()
         coordinates = self._checkpoint.processor.coordinates
         texts, pixels, called = dict[int, str](), dict[int, PixelText](), set[int]()
         open_calls = dict[int, int]()  # by answer
-        async for piece in ticket if streamed else self._settled():
+        async for piece in ticket:
             number = piece.answer
             logged, usage = self._logprobs(piece), self._usage()
             if number not in pixels:
@@ -117,7 +100,7 @@ class Completion:
         # By number, as they come: how many there may be is refused when they are asked for.
         answers, logged = defaultdict[int, Blocks](Blocks), defaultdict[int, Logged](list)
         choices = list[dict[str, Any]]()
-        async for delta in self.deltas(streamed=False):
+        async for delta in self.deltas():
             answers[delta.answer].grow(delta)
             logged[delta.answer] += delta.logprobs
             if delta.finish:

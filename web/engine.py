@@ -37,11 +37,10 @@ from generation.prefix_store import PREFIX_BYTES
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from inference.apart import Apart
-from inference.asking import requests_for
 from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
-from inference.decide import decided
 from inference.errors import RequestError, user_errors
+from inference.forms import decided, requests_for
 from inference.grammar import Form, ToolUse
 from inference.kept import with_prefixes
 from inference.thinking import held_to
@@ -113,7 +112,7 @@ class Ticket:
     then: other work in the model's thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out as `Piece.made`.
 
-    finish_reasons: of each answer, "stop" or "length", at the end; decided: what `inference.decide.decided`
+    finish_reasons: of each answer, "stop" or "length", at the end; decided: what `inference.forms.decided`
         says of each.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     completion_tokens: of the answers, and reasoning_tokens: those of them that were thinking.

@@ -16,10 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from web.api import make_app
-from web.door import Door, Hosts, Origins
+from web.door import Door, Hosts, Metrics, Origins
 from web.engine import Engine
 from web.guard import ApiLimits
-from web.metrics import Metrics
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 MOST_CONNECTIONS = 1000  # a request on one more is answered with 503

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from generation.options import GenerationOptions
 from generation.requests import TokenLogprobs
-from inference.answer import text_of
+from inference.answer_text import AnswerText
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint
 
@@ -18,7 +18,6 @@ class Piece(NamedTuple):
 
     thought: what was thought before it, in the first `thinking` of the tokens, which have no logprobs.
     made: by work that follows the answer. calls: of tools, beside the text.
-    turned: where in the text the answer begins, if all before it was thought.
     """
 
     answer: int
@@ -29,7 +28,6 @@ class Piece(NamedTuple):
     thinking: int = 0
     made: Any = None
     calls: Sequence[CallPiece] = ()
-    turned: int | None = None
 
 
 class StopText:
@@ -39,7 +37,12 @@ class StopText:
     def __init__(
         self, checkpoint: Checkpoint, options: GenerationOptions, stop: Sequence[str], number: int = 0
     ):
-        self._text, self._stop, self._number, self.stopped = text_of(checkpoint, options), stop, number, False
+        self._text, self._stop, self._number, self.stopped = (
+            AnswerText(checkpoint, options),
+            stop,
+            number,
+            False,
+        )
         self._held, self._length = "", 0  # text that is not shown yet; length of what is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # with the place at which each begins
 
@@ -50,11 +53,9 @@ class StopText:
         if self.stopped:
             return Piece(self._number)
         ready, span = list[tuple[int, int, TokenLogprobs | None]](), self._text.span
-        turned: int | None = None
         for index, token_id in enumerate(token_ids):
             at = self._length + len(self._held)
             self._held += self._text.put(token_id)
-            turned = len(self._held) if self._text.turned else turned
             if span is not None and span.thought == span.count and span.place != "answer":
                 ready.append((at, token_id, None))
             else:
@@ -73,6 +74,4 @@ class StopText:
             ready.append(self._tokens.popleft())
         entries = None if logprobs is None else [one for *_, one in ready if one is not None]
         ids, calls = [token_id for _, token_id, _ in ready], self._text.calls()
-        return Piece(
-            self._number, shown, ids, entries, self._text.thought(), thinking, calls=calls, turned=turned
-        )
+        return Piece(self._number, shown, ids, entries, self._text.thought(), thinking, calls=calls)

@@ -152,3 +152,10 @@ PACKED_TOWER = Network(
         merger_norm merger_norm_eps merger_width merger_bias""",
     eps="norm_eps",
 )
+# The linear layers of each kind of mixer of a decoder's layer, and of what follows it.
+MIXERS = {
+    "attention": ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    "conv": ("conv", ("in_proj", "out_proj")),
+    "delta": ("linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+}
+MLP = ("gate_proj", "up_proj", "down_proj")

@@ -22,78 +22,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.native.build import NoCompiler, is_compiled, load_library
+from generation.fast.native.build import NoCompiler, is_compiled, load_library, structure
 from generation.fast.native.panels import (
     BITS,
-    Matrix,
     PanelLinear,
     load_panels,
     refuse_change,
     to_panels,
     unreadable,
 )
-from generation.fast.native.passes import Pass, run_pass
+from generation.fast.native.passes import run_pass
 from generation.fast.network import PACKED_TOWER, TOWER
 from generation.fast.quantized import quantize_rows
-
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-
 
 KEPT_FLOATS = 33_554_432  # of scratch, 128 MiB: what a larger image takes is given back
 
 
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER))
-
-
-class _Block(ctypes.Structure):
-    _fields_ = (
-        *((name, Matrix) for name in ("q", "k", "v", "out", "gate", "fc1", "fc2")),
-        *((name, _Norm) for name in ("before_attention", "before_mlp")),
-        *((name, _POINTER) for name in ("attention_scale", "mlp_scale")),
-        *((name, _LONG) for name in ("windowed", "tapped")),
-    )
-
-
-class _Tower(ctypes.Structure):
-    _fields_ = (
-        *((name, _LONG) for name in ("layers", "width", "heads", "inner", "outputs", "exact_gelu")),
-        ("eps", ctypes.c_float),
-        ("embedding", Matrix),
-        ("class_row", _POINTER),
-        ("last", _Norm),
-        ("block", ctypes.POINTER(_Block)),
-    )
-
-
-class _Image(ctypes.Structure):
-    _fields_ = (
-        ("patches", _LONG),
-        *((name, _POINTER) for name in ("inputs", "positions", "cosine", "sine")),
-        *((name, _LONG) for name in ("windows", "longest")),
-        ("window", _POINTER),
-    )
-
-
-def _declare(opened: ctypes.CDLL) -> None:
-    tower, image = ctypes.POINTER(_Tower), ctypes.POINTER(_Image)
-    opened.ocelli_tower_floats.restype = _LONG
-    opened.ocelli_tower_floats.argtypes = (tower, image, _LONG)
-    opened.ocelli_tower.restype = None
-    opened.ocelli_tower.argtypes = (tower, image, ctypes.POINTER(Pass), _POINTER, _POINTER)
-
-
-def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
-    return "tower.c", (f"-DWEIGHT_BITS={weight_bits}",)
-
-
 def unsupported(tower) -> str | None:
     """The reason why tower.c cannot run this vision tower, or None."""
-    return _kind_of(tower).NETWORK.unknown(tower) or unreadable(tower)
-
-
-def _kind_of(tower) -> type[FastTower]:
-    return FastPackedTower if PACKED_TOWER.made(tower) else FastTower
+    network = PACKED_TOWER if PACKED_TOWER.made(tower) else TOWER
+    return network.unknown(tower) or unreadable(tower)
 
 
 def _weight_bits(tower) -> int:
@@ -109,8 +57,9 @@ def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
     if reason := unsupported(tower):
         return None, f"eager: {reason}"
     try:
-        if compiling or is_compiled(_library_parts(_weight_bits(tower))):
-            return _kind_of(tower)(tower), FastTower.NAME
+        if compiling or is_compiled("tower.c", _weight_bits(tower)):
+            kind = FastPackedTower if PACKED_TOWER.made(tower) else FastTower
+            return kind(tower), FastTower.NAME
     except NoCompiler as error:
         return None, f"eager: {error}"
     return None, "eager: compiling does not pay for a few images and a small model"
@@ -145,7 +94,6 @@ class FastTower(nn.Module):
     """
 
     NAME = "native C tower"
-    NETWORK = TOWER
     position_embedding: nn.Embedding
     patch_embedding: PatchPanels
 
@@ -154,7 +102,7 @@ class FastTower(nn.Module):
         if reason := unsupported(tower):
             raise ValueError(f"the native vision tower cannot run this one: {reason}")
         self.config, bits = tower.config, _weight_bits(tower)
-        self.library = load_library(*_library_parts(bits), _declare)
+        self.library = load_library("tower.c", bits)
         self._panel = load_panels(bits).ocelli_panel()
         to_panels(tower)
         patches = tower.patch_embedding
@@ -164,40 +112,45 @@ class FastTower(nn.Module):
         for name, tensor in tower.named_parameters(recurse=False):
             self.register_parameter(name, tensor)
         self._kept: list[Tensor] = []  # tower.c points to these, so they must live as long as this object
-        self._blocks = (_Block * self.config.num_hidden_layers)()
+        blocks = []
         for index, layer in enumerate(tower.layers):
-            attention = layer.self_attn
-            for name in ("q", "k", "v", "out"):
-                setattr(self._blocks[index], name, getattr(attention, f"{name}_proj").matrix)
-            self._describe_block(self._blocks[index], layer, index)
-        self._description = _Tower(
-            layers=self.config.num_hidden_layers,
+            names = ("q", "k", "v", "out")
+            products = {name: getattr(layer.self_attn, f"{name}_proj").matrix for name in names}
+            blocks.append(structure("Block")(**products, **self._block(layer, index)))
+        self._description = structure("Tower")(
+            layers=len(blocks),
             width=self.config.hidden_size,
             heads=self.config.num_attention_heads,
             inner=self.config.intermediate_size,
-            outputs=1,
             embedding=tower.patch_embedding.matrix,
-            block=self._blocks,
+            block=(structure("Block") * len(blocks))(*blocks),
+            **self._own(tower),
         )
-        self._describe(self._description, tower)
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
         self._lock = Lock()
 
-    def _describe_block(self, block: _Block, layer, index: int) -> None:
-        block.fc1, block.fc2 = layer.mlp.fc1.matrix, layer.mlp.fc2.matrix
-        block.before_attention, block.before_mlp = _norm(layer.layer_norm1), _norm(layer.layer_norm2)
-        block.attention_scale = self._padded(layer.layer_scale1)
-        block.mlp_scale = self._padded(layer.layer_scale2)
+    def _block(self, layer, index: int) -> dict[str, Any]:
+        """The fields of a `Block` that only this kind of tower has, or under other names."""
+        return {
+            "fc1": layer.mlp.fc1.matrix,
+            "fc2": layer.mlp.fc2.matrix,
+            "before_attention": _norm(layer.layer_norm1),
+            "before_mlp": _norm(layer.layer_norm2),
+            "attention_scale": self._padded(layer.layer_scale1),
+            "mlp_scale": self._padded(layer.layer_scale2),
+        }
 
-    def _describe(self, description: _Tower, tower) -> None:
-        """Fill in what only this kind of tower has."""
-        if tower.class_token is not None:
-            first = self.position_embedding.weight[0]
-            description.class_row = self._padded(tower.class_token[0] + first)
-        description.exact_gelu = self.config.hidden_act == "gelu"
-        description.eps = self.config.layer_norm_eps
-        description.last = _norm(tower.post_layernorm)
+    def _own(self, tower) -> dict[str, Any]:
+        """The fields of a `Tower` that only this kind has, or under other names."""
+        token, first = tower.class_token, self.position_embedding.weight[0]
+        return {
+            "class_row": None if token is None else self._padded(token[0] + first),
+            "exact_gelu": self.config.hidden_act == "gelu",
+            "eps": self.config.layer_norm_eps,
+            "last": _norm(tower.post_layernorm),
+            "outputs": 1,
+        }
 
     def _padded(self, row: Tensor | None) -> int | None:
         """The address of a copy of a row of numbers that ends with a whole panel; None for none."""
@@ -238,13 +191,15 @@ class FastTower(nn.Module):
     ) -> None:
         """Patches (P, C · side · side) of one part, what is added to their embeddings (P, D), cos and sin
         (P, 1, D_h), and the windows' lengths -> out (P, D) or (P, outputs, D)."""
-        ends = list(accumulate(windows, initial=0))
-        segments = torch.tensor(list(zip(ends, windows)), dtype=torch.int64)  # begin, length
+        segments = (structure("Segment") * len(windows))(
+            *map(structure("Segment"), accumulate(windows, initial=0), windows)
+        )
         given = [None if part is None else part.float().contiguous() for part in (patches, places, *rope)]
         addresses = (None if part is None else part.data_ptr() for part in given)
-        image = _Image(len(patches), *addresses, len(windows), max(windows, default=0), segments.data_ptr())
+        longest = max(windows, default=0)
+        image = structure("Image")(len(patches), *addresses, len(windows), longest, segments)
 
-        def call(made: Pass) -> None:
+        def call(made) -> None:
             needed = self.library.ocelli_tower_floats(self._description, image, made.threads)
             if self._scratch.numel() < needed:
                 self._scratch = torch.empty(needed)
@@ -261,25 +216,23 @@ class FastTower(nn.Module):
 class FastPackedTower(FastTower):
     """A `models.packed_vision_transformer.PackedVisionTransformer` in C."""
 
-    NETWORK = PACKED_TOWER
-
-    def _describe_block(self, block: _Block, layer, index: int) -> None:
+    def _block(self, layer, index: int) -> dict[str, Any]:
         config, mlp = self.config, layer.mlp
+        names = {"fc1": "fc1", "fc2": "fc2"}
         if config.gated_mlp:
-            block.gate, block.fc1, block.fc2 = (
-                part.matrix for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-            )
-        else:
-            block.fc1, block.fc2 = mlp.fc1.matrix, mlp.fc2.matrix
-        block.before_attention, block.before_mlp = _norm(layer.norm1), _norm(layer.norm2)
-        block.windowed = bool(config.window) and index not in config.whole_layers
-        block.tapped = index in config.taps
+            names = {"gate": "gate_proj", "fc1": "up_proj", "fc2": "down_proj"}
+        return {
+            **{own: getattr(mlp, name).matrix for own, name in names.items()},
+            "before_attention": _norm(layer.norm1),
+            "before_mlp": _norm(layer.norm2),
+            "windowed": bool(config.window) and index not in config.whole_layers,
+            "tapped": index in config.taps,
+        }
 
-    def _describe(self, description: _Tower, tower) -> None:
-        description.eps = self.config.norm_eps
-        description.outputs = len(self.config.taps) + 1
-        description.last = _norm(tower.norm)
+    def _own(self, tower) -> dict[str, Any]:
         self._arrange = tower.arrange
+        outputs = len(self.config.taps) + 1
+        return {"eps": self.config.norm_eps, "outputs": outputs, "last": _norm(tower.norm)}
 
     @torch.no_grad()
     def forward(self, images: Sequence[Tensor]) -> Tensor:
@@ -306,7 +259,6 @@ class FastPackedTower(FastTower):
         return torch.cat(made)
 
 
-def _norm(norm: nn.LayerNorm | nn.RMSNorm | None) -> _Norm:
-    if norm is None:
-        return _Norm()
-    return _Norm(norm.weight.data_ptr(), norm.bias.data_ptr() if isinstance(norm, nn.LayerNorm) else None)
+def _norm(norm: nn.LayerNorm | nn.RMSNorm | None) -> ctypes.Structure:
+    weights = () if norm is None else (norm.weight, getattr(norm, "bias", None))
+    return structure("Norm")(*(None if one is None else one.data_ptr() for one in weights))

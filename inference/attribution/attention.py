@@ -1,11 +1,11 @@
 """Maps of the decoder's attention, for each token of the answer.
 
-    found = attention_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
+    found = drained(attention_steps(ForcedAnswer(checkpoint, ["photo.jpg"], "What is it?", answer_ids)))
     found.maps[0]                                       # (T, h, w): of the first image
 
 Prompt and answer go through the decoder once more, block by block: the model that answers does not know about
 it and computes no weights. What a head attends to is not why the answer came out as it did (Jain and Wallace,
-"Attention is not Explanation", arXiv:1902.10186): compare it with `occlusion_maps`.
+"Attention is not Explanation", arXiv:1902.10186): compare it with `occlusion_steps`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from inference.attribution.teacher_forcing import (
     ForcedAnswer,
     Rope,
     Steps,
-    drained,
     place_on_image,
     through_blocks,
 )
@@ -58,11 +56,6 @@ class AttentionMaps:
     def caption(self, tokens: Sequence[int]) -> str:
         share = sum(float(of_image.sum()) for of_image in self.of(tokens))
         return f"{share:.0%} of it on the image{'s' * (len(self.maps) > 1)}"
-
-
-def attention_maps(*question: Any, **more: Any) -> AttentionMaps:
-    """The maps of a `ForcedAnswer`, which these arguments make."""
-    return drained(attention_steps(ForcedAnswer(*question, **more)))
 
 
 def attention_steps(forced: ForcedAnswer) -> Steps[AttentionMaps]:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -16,8 +15,7 @@ from data.errors import replacing
 from inference.attribution import SIGNATURE
 from inference.attribution.attention import AttentionMaps, attention_steps
 from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
-from inference.attribution.teacher_forcing import ForcedAnswer, Steps, Word, answer_words, drained
-from inference.checkpoint import Checkpoint, RequestError
+from inference.attribution.teacher_forcing import ForcedAnswer, Steps, Word
 
 STEPS: dict[str, Callable[[ForcedAnswer], Steps[AttentionMaps | OcclusionMaps]]]
 STEPS = {"attention": attention_steps, "occlusion": occlusion_steps}
@@ -70,22 +68,6 @@ def overlay(image: Image.Image, heat: np.ndarray) -> Image.Image:
     lit = dark + (colour - dark) * level
     strength = 0.55 * level**0.6
     return Image.fromarray(((1 - strength) * lit + strength * _colours(level[..., 0])).astype(np.uint8))
-
-
-def write_attribution(
-    checkpoint: Checkpoint,
-    images: Sequence[Any],
-    question: str,
-    answer_ids: Sequence[int],
-    method: str,
-    path: Path,
-    system: str | None,
-) -> None:
-    """Write the maps of an answer, by one of METHODS, as an image. Raises RequestError, OSError."""
-    if not (words := answer_words(checkpoint, answer_ids)):
-        raise RequestError("the answer has no word to draw a map for")
-    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    save_signed(draw_maps(drained(STEPS[method](forced)), words, question), path)
 
 
 def save_signed(image: Image.Image, path: Path) -> None:

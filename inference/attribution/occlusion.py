@@ -1,6 +1,6 @@
 """Maps of how much less likely an answer becomes when a part of an image is greyed.
 
-    found = occlusion_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
+    found = drained(occlusion_steps(ForcedAnswer(checkpoint, ["photo.jpg"], "What is it?", answer_ids)))
     found.of([0, 1])[0]                 # (h, w): fall of the first two tokens' probability, first image
 
 A grey window slides over each image. The answer is held fixed, and its probability is read each time (Zeiler
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from data.tiles import Parts
-from inference.attribution.teacher_forcing import ForcedAnswer, Steps, drained
+from inference.attribution.teacher_forcing import ForcedAnswer, Steps
 
 GREY = (127, 127, 127)
 WINDOW = 0.33  # of the longer side: hides most objects whole, and what shows beside less is not missed
@@ -65,17 +65,14 @@ class OcclusionMaps:
     )
     full_heat = 0.25  # full heat is at least this fall, so that small differences stay dark
 
-    @property
-    def maps(self) -> list[np.ndarray]:
-        """For each image (T, h, w): by how many nats a token's log-probability falls, the mean over the
-        windows that cover a cell; negative where greying makes the token likelier."""
-        return self._spread(self.base[:, None] - self.occluded.T)
-
     def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """For each image (h, w): by how much the joint probability of these tokens falls, from -1 to 1, the
         mean over the windows that cover a cell."""
         probability, occluded = self.probabilities(tokens)
-        return [spread[0] for spread in self._spread((probability - occluded)[None])]
+        sums = [np.zeros((2, *shape)) for shape in self.shapes]  # of falls, and of windows
+        for (image, top, left, bottom, right), fall in zip(self.regions, probability - occluded):
+            sums[image][:, top:bottom, left:right] += [[[fall]], [[1]]]
+        return [(falls / windows).astype(np.float32) for falls, windows in sums]
 
     def caption(self, tokens: Sequence[int]) -> str:
         probability, occluded = self.probabilities(tokens)
@@ -86,20 +83,6 @@ class OcclusionMaps:
         of the regions (R,)."""
         chosen = list(tokens)
         return float(np.exp(self.base[chosen].sum())), np.exp(self.occluded[:, chosen].sum(1))
-
-    def _spread(self, values: np.ndarray) -> list[np.ndarray]:
-        """Values of regions, (K, R) → for each image (K, h, w): the mean over the regions on a cell."""
-        sums = [np.zeros((len(values), *shape)) for shape in self.shapes]
-        counts = [np.zeros(shape) for shape in self.shapes]
-        for number, (image, top, left, bottom, right) in enumerate(self.regions):
-            sums[image][:, top:bottom, left:right] += values[:, number, None, None]
-            counts[image][top:bottom, left:right] += 1
-        return [(total / count).astype(np.float32) for total, count in zip(sums, counts)]
-
-
-def occlusion_maps(*question: Any, **more: Any) -> OcclusionMaps:
-    """The maps of a `ForcedAnswer`, which these arguments make."""
-    return drained(occlusion_steps(ForcedAnswer(*question, **more)))
 
 
 def occlusion_steps(forced: ForcedAnswer) -> Steps[OcclusionMaps]:

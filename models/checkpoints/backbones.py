@@ -42,20 +42,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Backbone:
-    """A family of bare towers.
+    """A family of bare towers."""
 
-    family: its name for people.
-    read_config: config.json -> our VisionConfig or TextConfig.
-    names: prefixes of our tensor names -> theirs, the longer ones first.
-    ignorable: stored tensors (a regular expression) that may be left out.
-    optional_prefix: what all stored names may lack together.
-    """
-
-    family: str
-    read_config: Callable[[Mapping], Any]
-    names: Mapping[str, str]
-    ignorable: re.Pattern
-    optional_prefix: str = ""
+    family: str  # its name for people
+    read_config: Callable[[Mapping], Any]  # config.json -> our VisionConfig or TextConfig
+    names: Mapping[str, str]  # prefixes of our tensor names -> theirs, the longer ones first
+    ignorable: re.Pattern  # stored tensors that may be left out
+    optional_prefix: str = ""  # what all stored names may lack together
 
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
         """The place of each of our tensors."""
@@ -90,13 +83,10 @@ TEXT: dict[str, Backbone] = {
 
 def choose_backbone(config: Mapping, known: Mapping[str, Backbone]) -> Backbone:
     """The one of VISION or TEXT that a config.json describes."""
-    if (found := known.get(str(config.get("model_type")))) is None:
-        kind = "vision" if known is VISION else "text"
-        raise CheckpointError(
-            f"unsupported {kind} backbone (model_type {config.get('model_type')!r}): expected "
-            f"{' or '.join(known)}"
-        )
-    return found
+    if (kind := str(config.get("model_type"))) not in known:
+        what = "vision" if known is VISION else "text"
+        raise CheckpointError(f"model_type of a {what} backbone: expected {' or '.join(known)}, got {kind}")
+    return known[kind]
 
 
 class _Tower:
@@ -164,14 +154,10 @@ def from_backbones(
     model: Any = empty_model(cls, config)
     expected = parameter_shapes(model)
     expected |= {name: (rows, *expected[name][1:]) for name in (HEAD, EMBEDDING) if name in expected}
-    parts = [
-        (tower, {name: shape for name, shape in expected.items() if name.startswith(prefix)})
-        for prefix, tower in towers.items()
-    ]
-    for tower, shapes in parts:
+    for prefix, tower in towers.items():
+        shapes = {name: shape for name, shape in expected.items() if name.startswith(prefix)}
         stored_shapes, ignorable = shapes_of(tower.entries), tower.backbone.ignorable
         check_shapes(shapes, tower.tensor_map, stored_shapes, ignorable, tower.opened.source)
-    for tower, shapes in parts:
         fill(model, shapes, tower.tensor_map, tower.entries, dtype, device)
     table, head = model.language_model.embed_tokens, model.language_model.lm_head
     table.weight = with_mean_rows(table.weight, extra_tokens)

@@ -48,15 +48,13 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
     known = sorted(name for name in names if name.endswith(SUFFIX))
     towers = [name for name in known if "mmproj" in name.lower()]
     texts = [text] if text else [name for name in known if name not in towers]
-    if text in towers or not texts:
-        there = "the tower's alone" if known else "no GGUF file there"
-        raise ValueError(f"expected a GGUF file of the text part, found {there}")
-    if wanted and not (found := [name for name in texts if _parts(name)[1] == wanted.upper()]):
-        kinds = ", ".join(sorted({_parts(name)[1] for name in texts}))
-        raise ValueError(f"expected one of its quantizations, {kinds}, got {wanted}")
-    chosen = min(found if wanted else texts, key=lambda name: _rank(name, _TEXTS))
-    if not towers:
-        raise ValueError(f"expected the tower of {chosen} beside it, a file called mmproj-….gguf, found none")
+    kinds = {name: _parts(name)[1] for name in texts}
+    texts = [name for name in texts if kinds[name] == wanted.upper() or not wanted]
+    if not towers or not texts or text in towers:
+        has = f"the quantizations {', '.join(sorted({*kinds.values()}))}" if kinds else "no text part"
+        lacks = "" if towers else ", and no tower (a file called mmproj-….gguf)"
+        raise ValueError(f"expected the GGUF file of a text part {wanted} and its tower, found {has}{lacks}")
+    chosen = min(texts, key=lambda name: _rank(name, _TEXTS))
 
     def fit(name: str) -> tuple[float, int]:
         other = re.sub(r"[-_.]?mmproj[-_.]?", "", _parts(name)[0])

@@ -7,7 +7,6 @@ one is read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ SIGLIP = {
     "attention.head_count": "num_attention_heads", "attention.layer_norm_epsilon": "layer_norm_eps",
 }  # fmt: skip
 _CLIP = "clip.vision."
-_GENERATION = "ocelli.generation_config"  # JSON, in files that earlier versions of Ocelli wrote
 
 
 class Tower(NamedTuple):
@@ -51,24 +49,19 @@ class Tower(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A family's models in GGUF files.
+    """A family's models in GGUF files."""
 
-    model_type: of their config.json.
-    texts: architecture of a text part -> the model_type of a text_config.
-    read: makes the rest of config.json, with its vision_config, and the settings of images.
-    read_text: makes keys of a text_config of those read so far and of the text part's.
-    fronts: for a config, beginnings of our tensors' names -> theirs, where `gguf_weights` has others.
-    inside: for the tower or the text part, what then stands in our names -> in theirs.
-    joins: ends of our names -> the function that makes such a tensor, and what the names of further tensors
-        that it takes end in.
-    """
-
-    model_type: str
-    texts: Mapping[str, str]
+    model_type: str  # of their config.json
+    texts: Mapping[str, str]  # architecture of a text part -> the model_type of a text_config
+    # Makes the rest of config.json, with its vision_config, and the settings of images.
     read: Callable[[Tower], tuple[dict[str, Any], dict[str, Any]]]
-    read_text: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
+    # Makes keys of a text_config of those read so far and of the text part's.
+    read_text: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda config, said: {}
+    # For a config, beginnings of our tensors' names -> theirs, where `gguf_weights` has others.
     fronts: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    # For the tower or the text part, what then stands in our names -> in theirs.
     inside: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Ends of our names -> the function that makes such a tensor, and ends of further tensors that it takes.
     joins: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = field(default_factory=dict)
 
 
@@ -94,8 +87,7 @@ def hub_files(text: Header, vision: Header, layouts: Mapping[str, Layout]) -> di
         text.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")
     )
     stops = {"eos_token_id": [one for one in (eos, eot) if one is not None]}
-    kept = json.loads(text.metadata.get(_GENERATION, "{}"))
-    files["generation_config.json"] = kept | stops | {"bos_token_id": bos, "pad_token_id": pad}
+    files["generation_config.json"] = stops | {"bos_token_id": bos, "pad_token_id": pad}
     return files | {"config.json": config, "processor_config.json": seen}
 
 
@@ -127,6 +119,5 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
         raise ValueError(f"{text.path}: rotary places of a part of a head are not supported")
     if isinstance(sections := said.get("rope.dimension_sections"), list):
         rope["mrope_section"] = sections[:3]
-    if layout.read_text is not None:
-        config |= layout.read_text(config, said)
+    config |= layout.read_text(config, said)
     return config | {"rope_parameters": rope | {"rope_theta": config.get("rope_theta", 10_000.0)}}

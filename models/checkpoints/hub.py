@@ -6,10 +6,8 @@ module does not import it. Whatever it raises becomes one sentence (`one_sentenc
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,7 +18,7 @@ from models.checkpoints.files import CheckpointError, Folder, naming
 from models.checkpoints.gguf import header_of
 
 T = TypeVar("T")
-_SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _PIECE = 2**20  # bytes of a header that are fetched at once
 
 
@@ -162,28 +160,14 @@ class Repository:
             return Path(_header_of(self.repo, str(self.commit), name).name) / name
 
     def _download(self, name: str) -> Path:
-        """A file that is fetched now. One that is stored as a large file has its SHA-256 as its name in the
-        cache, and is held to it: the client compares lengths only."""
-        began, hf = time.time(), client()
+        """A file that is fetched now."""
         with one_sentence(self.repo, self.revision, name):
             # By the name of a branch once: the client then notes which commit it is.
             revision = self.commit if self._noted else self.revision
-            path = Path(fetched(hf.hf_hub_download, self.repo, name, revision=revision))
+            path = Path(fetched(client().hf_hub_download, self.repo, name, revision=revision))
         self._noted = True
         if path.parent.name != self.commit and "/" not in name:
             raise CheckpointError(f"{self.name} changed while it was read: load it again")
-        blob = path.resolve()
-        if not _SHA256.fullmatch(blob.name) or blob.stat().st_mtime < began - 2:  # was there before
-            return path
-        with blob.open("rb") as data:
-            whole = hashlib.file_digest(data, "sha256").hexdigest() == blob.name
-        if not whole:
-            path.unlink()
-            blob.unlink()
-            raise CheckpointError(
-                f"{name} of {self.repo} arrived with other bytes than {hf.constants.ENDPOINT} announced "
-                f"(by its SHA-256): it was removed, load it again"
-            )
         return path
 
 

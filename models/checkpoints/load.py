@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
+from families.keys import section, token_ids
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.quantized import quantized_entries, unreadable
@@ -81,12 +82,9 @@ def load(
         device: where the weights go; None is the CPU.
         put: gives the model each tensor.
     """
-    if isinstance(source, Opened):
-        return _load(cls, source, dtype, device, put)
-    return one_version(source, revision, lambda opened: _load(cls, opened, dtype, device, put))
-
-
-def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
+    if not isinstance(source, Opened):
+        return one_version(source, revision, lambda opened: load(cls, opened, None, dtype, device, put))
+    opened = source
     family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, opened.config, device)
@@ -96,18 +94,14 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
     config = read_config(opened.config, opened.source, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)
     tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, opened.source)
-    stops = set(config.eos_token_ids)
-    end = end_token_id(opened)
-    if end is not None and 0 <= end < config.text.vocab_size:
-        stops.add(end)
-    config = replace(config, tie_word_embeddings=tied, eos_token_ids=tuple(sorted(stops)))
-    model = empty_model(cls, config)
+    stops = token_ids(*config.eos_token_ids, end_token_id(opened), vocab_size=config.text.vocab_size)
+    config = replace(config, tie_word_embeddings=tied, eos_token_ids=stops)
+    model: Any = empty_model(cls, config)
     expected = parameter_shapes(model)
     check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, opened.source)
     # The tables first: what `put` makes of a tensor takes most beside it while little else is there.
-    names = sorted(expected, key=lambda name: name not in (EMBEDDING, HEAD))
-    ordered = {name: expected[name] for name in names}
-    fill(model, ordered, stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
+    ordered = sorted(expected.items(), key=lambda item: item[0] not in (EMBEDDING, HEAD))
+    fill(model, dict(ordered), stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
     model.origin = opened.origin
     model.generation_config = {
         name: value for name, value in opened.generation_config.items() if name not in _NOT_KEPT
@@ -151,20 +145,17 @@ def resolve_tying(
     Claimed and no head of its own: tied. Claimed and a head that differs: both are kept. Not claimed and
     no head: transformers would put a random one; that is refused here.
     """
-    head, embedding = stored_tensor(HEAD).name, stored_tensor(EMBEDDING).name
-    if not claimed:
-        other = any(name.endswith("lm_head.weight") or name == "output.weight" for name in entries)
-        if head not in entries and embedding in entries and not other:  # else check_shapes names it
-            raise CheckpointError(
-                f"{source}: {head} is missing while tie_word_embeddings is false or absent: set it to true "
-                f"in config.json if the head is the embedding, or download the weights again"
-            )
-        return False
-    if head == embedding or head not in entries or embedding not in entries:
-        return True
-    first, second = entries[head], entries[embedding]
-    same_form = (first.shape, first.dtype) == (second.shape, second.dtype)
-    return same_form and torch.equal(read_tensor(first), read_tensor(second))
+    first, second = (entries.get(stored_tensor(name).name) for name in (HEAD, EMBEDDING))
+    if claimed and first is not None and second is not None and first != second:
+        same_form = (first.shape, first.dtype) == (second.shape, second.dtype)
+        return same_form and torch.equal(read_tensor(first), read_tensor(second))
+    other = any(name.endswith("lm_head.weight") or name == "output.weight" for name in entries)
+    if not claimed and first is None and second is not None and not other:  # else check_shapes names it
+        raise CheckpointError(
+            f"{source}: {stored_tensor(HEAD).name} is missing while tie_word_embeddings is false or absent: "
+            "set it to true in config.json if the head is the embedding, or download the weights again"
+        )
+    return claimed
 
 
 def empty_model(cls: type[T], config: VLMConfig) -> T:
@@ -197,13 +188,11 @@ def fill(
             put(module, (name, *tied) if name == EMBEDDING else (name,), read)
     except (RuntimeError, MemoryError) as error:
         # On a CPU PyTorch raises a bare RuntimeError.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-            needed = sum(math.prod(shape) for shape in names.values()) * dtype.itemsize
-            kind = str(dtype).removeprefix("torch.")
-            raise MemoryError(
-                f"the weights take {needed / 1e9:.3g} GB as {kind}, more memory than {device} has left"
-            ) from error
-        raise
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            raise
+        needed = sum(math.prod(shape) for shape in names.values()) * dtype.itemsize / 1e9
+        said = f"the weights take {needed:.3g} GB as {str(dtype).removeprefix('torch.')}"
+        raise MemoryError(f"{said}, more memory than {device} has left") from error
 
 
 @contextmanager
@@ -282,14 +271,12 @@ def end_token_id(opened: Opened) -> int | None:
     config = opened.json(f"{folder}tokenizer_config.json")
     token = _text(config.get("eos_token"))
     token = token or _text(opened.json(f"{folder}special_tokens_map.json").get("eos_token"))
-    if token is None:
-        return None
-    for token_id, added in (config.get("added_tokens_decoder") or {}).items():
-        if _text(added) == token:
-            return int(token_id)
+    added = {_text(one): int(id) for id, one in section(config, "added_tokens_decoder").items()}
+    if token is None or token in added:
+        return added.get(token)
     tokenizer = opened.json(f"{folder}tokenizer.json")
     added = {_text(one): one["id"] for one in tokenizer.get("added_tokens") or ()}
-    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    vocab = section(section(tokenizer, "model"), "vocab")
     return added.get(token, vocab.get(token) if isinstance(vocab, dict) else None)
 
 

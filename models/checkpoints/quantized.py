@@ -11,17 +11,16 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from families.keys import section
 from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
 from models.checkpoints.weights import Entry, Shape, joined, rename
 
-_LOW = 0x0F0F0F0F  # the low halves of four bytes
 _HALF = torch.float16
 
 
@@ -34,91 +33,62 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
 
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    return block[..., begin:end].contiguous().view(dtype)
+    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, all)."""
+    return block[..., begin:end].contiguous().view(dtype).flatten(1)
 
 
-def _halves(words: Tensor) -> Tensor:
-    """Words (…, n) of bytes whose low halves are the first codes and whose high halves the ones after all of
-    these -> units of codes as `packed` makes them (…, n)."""
-    a, b = words[..., ::2], words[..., 1::2]
-    return torch.cat(((a & _LOW) | (b & _LOW) << 4, (a >> 4 & _LOW) | (b & ~_LOW)), -1)
+def _halves(block: Tensor, begin: int, run: int) -> Tensor:
+    """The low halves of `run` bytes from `begin` on and then the high ones, and so on: (R, n, codes)."""
+    low = block[..., begin : begin + (block.shape[-1] - begin) // run * run].unflatten(-1, (-1, 1, run))
+    return torch.cat((low & 15, low >> 4), -2).flatten(-3)
 
 
-def _units(words: Tensor) -> Tensor:
-    """`_halves` of each block of 32 columns (R, n, 4), as rows of whole blocks of 64."""
-    units = _halves(words).flatten(1)
-    return F.pad(units, (0, -units.shape[1] % 8))
+def _with_zero(scale: Tensor, zero: int) -> Tensor:
+    return pair(scale, torch.full_like(scale, zero, dtype=torch.int16))
 
 
-def _q4_0(block: Tensor, columns: int) -> Codes:
-    scale = _typed(block, 0, 2, _HALF).flatten(1)
-    words = pair(scale, torch.full_like(scale, 8, dtype=torch.int16))
-    return Codes(Form.HALF_ZERO, 4, columns, 32, _units(_typed(block, 2, 18, torch.int32)), words)
+def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
+    """Blocks of a scale, a least weight (where no zero is given), fifth bits of all, and codes."""
+    at = 2 if zero else 4
+    words = _with_zero(_typed(block, 0, 2, _HALF), zero) if zero else _typed(block, 0, 4, torch.int32)
+    codes = block[..., 2:] ^ 128 if bits == 8 else _halves(block, at + 4 * (bits == 5), 16)
+    if bits == 5:
+        high = block[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        codes = codes | high.flatten(-2) << 4
+    bits = 4 if bits == 4 else 8
+    form = Form.HALF_ZERO if zero else Form.HALF_LEAST
+    return Codes(form, bits, columns, 32, packed(codes.flatten(1), bits), words)
 
 
-def _q4_1(block: Tensor, columns: int) -> Codes:
-    words = _typed(block, 0, 4, torch.int32).flatten(1)  # scale and least
-    return Codes(Form.HALF_LEAST, 4, columns, 32, _units(_typed(block, 4, 20, torch.int32)), words)
-
-
-def _q5(block: Tensor, columns: int) -> Codes:
-    """Q5_0 and Q5_1, which has a least weight besides."""
-    least = block.shape[-1] == 24
-    at = 4 if least else 2
-    low = block[..., at + 4 :]
-    high = _typed(block, at, at + 4, torch.int32) >> torch.arange(32, dtype=torch.int32)
-    codes = torch.cat((low & 15, low >> 4), -1) | ((high & 1) << 4).to(torch.uint8)
-    scale = _typed(block, 0, 2, _HALF).flatten(1)
-    words = _typed(block, 0, 4, torch.int32).flatten(1)
-    words = words if least else pair(scale, torch.full_like(scale, 16, dtype=torch.int16))
-    form = Form.HALF_LEAST if least else Form.HALF_ZERO
-    return Codes(form, 8, columns, 32, packed(codes.flatten(1), 8), words)
-
-
-def _q8_0(block: Tensor, columns: int) -> Codes:
-    scale = _typed(block, 0, 2, _HALF).flatten(1)
-    words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))
-    return Codes(Form.HALF_ZERO, 8, columns, 32, packed((block[..., 2:] ^ 128).flatten(1), 8), words)
-
-
-def _of_super(scales: Tensor) -> Tensor:
-    """The 12 bytes of 8 scales and 8 mins of 6 bits each, (R, n, 12) -> words of SUPER (R, 4 n)."""
-    scale, least, rest = scales.unflatten(-1, (3, 4)).unbind(-2)
+def _of_256(block: Tensor, columns: int) -> Codes:
+    """Q4_K and Q5_K: two scales of all, scales and mins of eight groups in 6 bits each, fifth bits, codes."""
+    scale, least, rest = block[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scale = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), -1)
     least = torch.cat((least & 63, rest >> 4 | (least >> 2 & 48)), -1)
-    return torch.stack((scale, least), -1).flatten(-2).view(torch.int32).flatten(1)
-
-
-def _q4_k(block: Tensor, columns: int) -> Codes:
-    coarse = _typed(block, 0, 4, torch.int32).flatten(1)
-    units = _halves(_typed(block, 16, 144, torch.int32).unflatten(-1, (4, 8))).flatten(1)
-    return Codes(Form.SUPER, 4, columns, 64, units, _of_super(block[..., 4:16]), coarse)
-
-
-def _q5_k(block: Tensor, columns: int) -> Codes:
-    coarse = _typed(block, 0, 4, torch.int32).flatten(1)
-    low = block[..., 48:].unflatten(-1, (4, 1, 32))
-    high = block[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
-    codes = torch.cat((low & 15, low >> 4), -2).flatten(-3, -2) | (high & 1) << 4
-    return Codes(Form.SUPER, 8, columns, 64, packed(codes.flatten(1), 8), _of_super(block[..., 4:16]), coarse)
+    words = torch.stack((scale, least), -1).flatten(1).view(torch.int32)
+    if (bits := 4 if block.shape[-1] == 144 else 8) == 4:
+        codes = _halves(block, 16, 32)
+    else:
+        high = block[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+        codes = _halves(block, 48, 32) | high.flatten(-2) << 4
+    coarse = _typed(block, 0, 4, torch.int32)
+    return Codes(Form.SUPER, bits, columns, 64, packed(codes.flatten(1), bits), words, coarse)
 
 
 def _q6_k(block: Tensor, columns: int) -> Codes:
-    low = block[..., :128].unflatten(-1, (2, 1, 64))
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    high = block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts
-    codes = torch.cat((low & 15, low >> 4), -2).flatten(-3) | ((high & 3) << 4).flatten(-3)
-    words = _typed(block, 192, 208, torch.int32).flatten(1)
-    scale = _typed(block, 208, 210, _HALF).flatten(1)
-    coarse = pair(scale, torch.zeros_like(scale))
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
+    codes = _halves(block[..., :128], 0, 64) | high.flatten(-3) << 4
+    words, coarse = _typed(block, 192, 208, torch.int32), _with_zero(_typed(block, 208, 210, _HALF), 0)
     return Codes(Form.SIXTEENTHS, 8, columns, 64, packed(codes.flatten(1), 8), words, coarse)
 
 
 # Bytes and columns of a block, and its reader.
 BLOCKS: dict[str, tuple[int, int, Callable[[Tensor, int], Codes]]] = {
-    "Q4_0": (18, 32, _q4_0), "Q4_1": (20, 32, _q4_1), "Q5_0": (22, 32, _q5), "Q5_1": (24, 32, _q5),
-    "Q8_0": (34, 32, _q8_0), "Q4_K": (144, 256, _q4_k), "Q5_K": (176, 256, _q5_k), "Q6_K": (210, 256, _q6_k),
+    "Q4_0": (18, 32, partial(_of_32, bits=4, zero=8)), "Q4_1": (20, 32, partial(_of_32, bits=4, zero=0)),
+    "Q5_0": (22, 32, partial(_of_32, bits=5, zero=16)), "Q5_1": (24, 32, partial(_of_32, bits=5, zero=0)),
+    "Q8_0": (34, 32, partial(_of_32, bits=8, zero=128)), "Q4_K": (144, 256, _of_256),
+    "Q5_K": (176, 256, _of_256), "Q6_K": (210, 256, _q6_k),
 }  # fmt: skip
 
 
@@ -237,8 +207,7 @@ def _mlx(parts: Parts, settings: Mapping) -> Codes | Tensor:
     form = {_HALF: Form.HALF_LEAST, torch.bfloat16: Form.BF16_LEAST}.get(scale.dtype)
     if form is None:
         return codes * scale.repeat_interleave(span, 1) + least.repeat_interleave(span, 1)
-    if bits == 2:
-        bits = 4
+    bits = max(bits, 4)
     return Codes(form, bits, columns, span, packed(codes, bits), pair(scale, least))
 
 
@@ -258,7 +227,7 @@ def _same(shape: Shape, bits: int) -> Shape:
     return shape
 
 
-def _rows_of_words(shape: Shape, bits: int) -> Shape:
+def _words(shape: Shape, bits: int) -> Shape:
     return shape[0], shape[1] * 32 // bits
 
 
@@ -271,11 +240,11 @@ SCHEMES = (
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
     Scheme("INT", "I8", ("weight", "weight_scale"), _same, _packed_integers),
-    Scheme("INT", "I32", ("weight_packed", "weight_shape", "weight_scale"), _rows_of_words, _packed_integers),
+    Scheme("INT", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
     Scheme("NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4),
     Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
     Scheme("NF4", "U8", ("weight", "weight.absmax", "weight.quant_map"), _same, _nf4),
-    Scheme("MLX", "U32", ("weight", "biases", "scales"), _rows_of_words, _mlx),
+    Scheme("MLX", "U32", ("weight", "biases", "scales"), _words, _mlx),
 )
 _METHODS = {"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mlx"}
 
@@ -298,36 +267,32 @@ class CodedEntry(Entry):
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
         found = self.opened()
-        rows, columns = (len(found) // parts, self.shape[1])
-        mine = slice(part * rows, (part + 1) * rows)
-        if isinstance(found, Tensor):
-            return found[mine].to(dtype or torch.float32)
-        found, step = found.rows(mine), max(1, PARTIAL_FLOATS // columns)
-        tensor = torch.empty(rows, columns, dtype=dtype or torch.float32)
-        for at in range(0, rows, step):
-            tensor[at : at + step] = found.rows(slice(at, at + step)).numbers()
+        size, step = len(found) // parts, max(1, PARTIAL_FLOATS // self.shape[1])
+        tensor = torch.empty(size, self.shape[1], dtype=dtype or torch.float32)
+        for at in range(0, size, step):
+            mine = slice(part * size + at, part * size + min(size, at + step))
+            rows = found[mine]
+            tensor[at : at + step] = rows.numbers() if isinstance(rows, Codes) else rows
         return tensor
 
     def codes(self, part: int, parts: int) -> Codes | None:
         found = self.opened()
-        if isinstance(found, Tensor) or found.span % 32:
-            return None
-        rows = len(found) // parts
-        return found.rows(slice(part * rows, (part + 1) * rows))
+        size = len(found) // parts
+        keep = isinstance(found, Codes) and found.span % 32 == 0
+        return found[part * size : (part + 1) * size] if keep else None
 
 
 def kept_bytes(entry: Entry) -> int:
     """Bytes of a matrix in memory, if it is opened with its codes; or rounded to eight bits."""
-    rows, columns = entry.shape
-    padded, bits, groups = columns + -columns % 64, 8, -(-columns // 32)
+    numbers, bits = math.prod(entry.shape), 8
     if entry.dtype in BLOCKS:
         size, width, _ = BLOCKS[entry.dtype]
-        one = codes_of_blocks(torch.zeros(1, columns // width * size, dtype=torch.uint8), entry.dtype)
-        return rows * one.num_bytes
-    if isinstance(entry, CodedEntry) and entry.scheme.read in (_awq, _gptq, _packed_integers, _mlx):
-        bits = max(4, entry.settings["bits"])
-        groups = math.prod(entry.parts[entry.scheme.parts[-1]].shape) // rows
-    return rows * (padded * bits // 8 + 4 * groups)
+        some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
+        return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
+    groups = numbers // 32
+    if isinstance(entry, CodedEntry) and entry.scheme.label not in ("FP8", "NF4", "NVFP4", "LLM.int8"):
+        bits, groups = entry.settings["bits"], math.prod(entry.parts[entry.scheme.parts[-1]].shape)
+    return numbers * bits // 8 + 4 * groups
 
 
 def settings_of(config: Mapping) -> dict[str, Any]:
@@ -343,32 +308,18 @@ def settings_of(config: Mapping) -> dict[str, Any]:
     return {**stored, "bits": bits} if stored else {}
 
 
-def quantization(config: Mapping) -> str:
-    """The words "quantized (fp8)" or the like for a config.json of quantized weights, else ""."""
-    stored = settings_of(config)
-    how = str(stored.get("quant_method") or stored.get("quant_algo") or "")[:40]
-    return "quantized" + (f" ({how})" if how else "") if stored else ""
-
-
 def unreadable(config: Mapping) -> str:
     """The words "quantized (aqlm) in a way …" for weights that nothing here reads, else ""."""
     stored = settings_of(config)
-    awq = stored.get("quant_method") == "awq"
-    known = {
-        "quant_method": _METHODS,
-        "version": {"gemm", "GEMM"} if awq else {stored.get("version")},
-        "checkpoint_format": {"gptq", "gptq_v2"},
-        "mode": {"affine"},
-        "bits": {2, 4, 8},
-    }
-    if all(name not in stored or stored[name] in values for name, values in known.items()) and (
-        not stored or "quant_method" in stored
-    ):
-        return ""
-    return (
-        f"{quantization(config)} in a way that cannot be read: take the unquantized one, or one in GGUF, "
-        "AWQ, GPTQ, FP8, MLX or compressed-tensors"
+    method, version = stored.get("quant_method"), stored.get("version") or "gemm"
+    known = (
+        method in _METHODS and stored.get("bits") in (2, 4, 8) and stored.get("mode", "affine") == "affine"
     )
+    known = known and stored.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
+    if not stored or (known and (method != "awq" or version.lower() == "gemm")):
+        return ""
+    how = f" ({str(method or stored.get('quant_algo'))[:40]})" if method or stored.get("quant_algo") else ""
+    return f"quantized{how} in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
 
 
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:

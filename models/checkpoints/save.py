@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from families import FAMILIES
-from families.sections import write_ids
+from families.saving import write_ids
 from models.checkpoints.files import INDEX, PROCESSOR_FILES, CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import client, fetched, one_sentence
@@ -148,9 +148,9 @@ def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
     """The config with the tokenizer's end token among its stop tokens, and its pad and begin tokens by
     default."""
     stops = {*config.eos_token_ids, tokenizer.eos_token_id} - {None}
-    pad = config.pad_token_id if config.pad_token_id is not None else tokenizer.pad_token_id
-    bos = config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_token_id
-    return replace(config, eos_token_ids=tuple(sorted(stops)), pad_token_id=pad, bos_token_id=bos)
+    names = [name for name in ("pad_token_id", "bos_token_id") if getattr(config, name) is None]
+    own = {name: getattr(tokenizer, name) for name in names}
+    return replace(config, eos_token_ids=tuple(sorted(stops)), **own)
 
 
 def write_weights(tensors: Mapping[str, Pending], folder: Path, max_shard_bytes: int) -> None:
@@ -192,10 +192,6 @@ def _narrow(wide: Pending) -> Tensor:
     return wide.make().bfloat16()
 
 
-def _fused(parts: list[Pending]) -> Tensor:
-    return torch.cat([part.make() for part in parts])
-
-
 def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
     """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
     parts: dict[str, list[Pending]] = {}
@@ -204,34 +200,17 @@ def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, 
     for place, tensor in sorted(pairs, key=lambda pair: pair[0].part):
         own = parts.setdefault(place.name, [])
         own.append(tensor)
-        make = partial(_fused, own) if place.part else tensor.make
+        fused = lambda own=own: torch.cat([part.make() for part in own])
+        make = fused if place.part else tensor.make
         stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
     return stored
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor | Pending]) -> None:
-    """Write a safetensors file: `file_header`, then each tensor.
-
-    One tensor at a time is on the CPU; the library's `save_file` wants all of them there.
-    """
-    header, names = file_header(tensors)
-    with path.open("wb") as file:
-        file.write(header)
-        for name in names:
-            tensor = tensors[name]
-            made = tensor.make() if isinstance(tensor, Pending) else tensor
-            file.write(memory_of(made.detach().cpu().contiguous()))
-    path.chmod(0o644)
-
-
-def file_header(
-    tensors: Mapping[str, Tensor | Pending], metadata: Mapping[str, str] | None = None
-) -> tuple[bytes, list[str]]:
-    """The first bytes of a safetensors file with metadata {"format": "pt"} and what is given besides, and the
-    order of the tensors after it."""
+    """Write a safetensors file. One tensor at a time is on the CPU; the library wants all of them there."""
     # The library orders by alignment, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
         tensor = tensors[name]
@@ -240,7 +219,13 @@ def file_header(
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    return len(raw).to_bytes(8, "little") + raw, names
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for name in names:
+            tensor = tensors[name]
+            made = tensor.make() if isinstance(tensor, Pending) else tensor
+            file.write(memory_of(made.detach().cpu().contiguous()))
+    path.chmod(0o644)
 
 
 # ----------------------------------------------------------------------------------------- processor files
@@ -250,11 +235,9 @@ _STANDARD = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "c
 
 def transformers_processor(processor):
     """The transformers processor inside one of ours (`data.processor.Processor`), or the one given."""
-    inner = getattr(processor, "hf_processor", processor)
-    if inner is None:
+    if (inner := getattr(processor, "hf_processor", processor)) is None:
         raise CheckpointError(
-            "a nanoVLM processor has no transformers form: save without a processor, or give one of "
-            "transformers' own"
+            "a nanoVLM processor has no transformers form: save without one, or give one of transformers' own"
         )
     return inner
 
@@ -268,9 +251,7 @@ def _check_processor(processor, config: VLMConfig) -> None:
     checks["number of tokens"] = tokens, min(tokens, config.text.vocab_size)
     for what, (got, expected) in checks.items():
         if got != expected:
-            raise CheckpointError(
-                f"the processor's {what} is {got}, the model's is {expected}: they do not fit"
-            )
+            raise CheckpointError(f"the processor's {what}: expected {expected}, as the model has, got {got}")
 
 
 def _write_processor(processor, folder: Path, kind: str, kind_of_images: str) -> None:
@@ -300,8 +281,8 @@ def _portable_tokenizer(config: dict, processor: str) -> dict:
     roles = {name for name in config if name.endswith("_token")} - _STANDARD
     named = {name: config[name] for name in roles if isinstance(config[name], str)}
     if isinstance(extra, list):
-        unnamed = ((index, token) for index, token in enumerate(extra) if token not in named.values())
-        extra = {f"extra_{index}_token": token for index, token in unnamed}
+        unnamed = (f"extra_{at}_token" for at in range(len(extra)))
+        extra = {name: token for name, token in zip(unnamed, extra) if token not in named.values()}
     return config | {
         "extra_special_tokens": named | extra,
         # Without it 4.57 also returns token_type_ids, which the model does not take.
@@ -322,9 +303,8 @@ def push(
     commit_message: str = "Upload model",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> str:
-    """Save, then upload in one commit; the repository is made if need be. Files of another model in the
-    repository are deleted in the same commit, by the rule of `save`: other shards and formats of the weights,
-    and with `processor` other files of a processor. All other files in it stay.
+    """Save, then upload in one commit, whose address is returned; the repository is made if need be. Files of
+    another model in it are deleted in the same commit, by the rule of `save`; all other files stay.
 
     Args:
         model, processor, max_shard_bytes: as in `save`.
@@ -333,9 +313,6 @@ def push(
             the one that the repository has, or else writes `model_card` with what the model itself tells.
         private: for a repository that is made now.
         revision: branch to commit to, made if need be.
-
-    Returns:
-        The address of the commit.
     """
     with_processor = processor is not None
     card = card_of_origin(model) if card is None else card
@@ -364,9 +341,8 @@ def push(
 
 def card_of_origin(model: Any) -> str | None:
     """README.md of the folder that a model was loaded from, or None."""
-    if model.origin is None or not (model.origin.folder / CARD).is_file():
-        return None
-    return (model.origin.folder / CARD).read_text(encoding="utf-8")
+    path = model.origin and model.origin.folder / CARD
+    return path.read_text(encoding="utf-8") if path and path.is_file() else None
 
 
 # ---------------------------------------------------------------------------------------------- model card

@@ -16,7 +16,6 @@ triton = pytest.importorskip("triton")
 
 from generation import kv_cache as kv  # noqa: E402
 from generation.fast import quantized  # noqa: E402
-from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E402
 from generation.fast.native.panels import round_layer, to_rows  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
@@ -299,21 +298,3 @@ def test_sizes_that_it_does_not_take(change, reason):
     assert reason in unsupported(model)
     with pytest.raises(ValueError, match=reason):
         TritonDecoder(model)
-
-
-def test_launches_of_a_token(monkeypatch):
-    """A kernel for each phase."""
-    launches = []
-    for name in ("begin", "project", "attend", "add_product", "gate_up"):
-        kernel = getattr(decoder_module.kernels, name)
-        run_kernel = type(kernel).run
-
-        def counted(self, *arguments, _run=run_kernel, _name=name, **named):
-            launches.append(_name)
-            return _run(self, *arguments, **named)
-
-        monkeypatch.setattr(kernel, "run", counted.__get__(kernel), raising=False)
-    model = make()
-    decoder = TritonDecoder(model, programs=1)
-    decoder(torch.tensor([[3]]), cache_of(model, 1, 16), torch.tensor([3]))
-    assert len(launches) == 2 + 5 * 2, launches

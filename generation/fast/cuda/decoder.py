@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
-from generation.fast.network import DECODER
+from generation.fast.network import DECODER, MIXERS, MLP
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
@@ -28,13 +28,6 @@ MOST_PROGRAMS = 1024  # of a kernel
 CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
 COLUMNS = 16  # of a matrix that a program of `kernels.delta` takes
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-# The linear layers of each kind of mixer, and of what follows it.
-MIXERS = {
-    "attention": ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
-    "conv": ("conv", ("in_proj", "out_proj")),
-    "delta": ("linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
-}
-MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def unsupported(language_model, rows: int = 1) -> str | None:

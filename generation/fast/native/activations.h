@@ -28,7 +28,7 @@ static inline vec at_most(vec most, vec x) {
 
 /* 2^t for t of at most 127; what is below -126 counts as that, and NaN stays. The polynomials (least relative error
  * on -0.5..0.5) are right to 7e-8, or to 7e-5 for what is rounded to bfloat16 afterwards. */
-static inline __attribute__((always_inline)) vec power_of_two(vec t, int rough) {
+INLINE vec power_of_two(vec t, int rough) {
     t = at_least(all(-126.0f), t);
 #if LANES == 16
     vec whole = (vec)_mm512_roundscale_ps((__m512)t, 0), f = t - whole, y;
@@ -56,7 +56,7 @@ static inline __attribute__((always_inline)) vec power_of_two(vec t, int rough) 
 
 enum curve { NO_CURVE, TANH_GELU, ERF_GELU, SILU };
 
-static inline __attribute__((always_inline)) vec curve_of(vec x, enum curve form, int rough) {
+INLINE vec curve_of(vec x, enum curve form, int rough) {
     if (form == SILU) return x / (all(1.0f) + power_of_two(at_most(all(126.0f), x * all(-LOG2E)), rough));
     if (form == TANH_GELU) { /* x (1 + tanh u) / 2 = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3) */
         vec u = x * multiply_add(x * x, all(-2 * LOG2E * 0.7978845608f * 0.044715f), all(-2 * LOG2E * 0.7978845608f));

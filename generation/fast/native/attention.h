@@ -28,7 +28,7 @@ static inline void sum_each(vec *sums, int64_t count, float scale, float *out) {
 
 /* One of the two vectors of the next 2 * LANES numbers of a key or a value. Of 16 bits these are the numbers at even and
  * at odd places, which need not be spread first; `arrange` puts a query into that order. */
-static inline __attribute__((always_inline)) vec load_half(const cached *p, int half) {
+INLINE vec load_half(const cached *p, int half) {
 #if CACHE_BITS == 16
     uvec both = *(const uvec *)p;
     return half ? (vec)(both & 0xffff0000u) : (vec)(both << 16);
@@ -47,7 +47,7 @@ static inline void arrange(const float *x, int64_t dim, float *out) {
 }
 
 /* Sums of `count` values, weighed with each head's scores: `vectors` vectors of the result of each head. */
-static inline __attribute__((always_inline)) void mix_values(float scores[4][MOST_CHUNK], const cached *value,
+INLINE void mix_values(float scores[4][MOST_CHUNK], const cached *value,
                                                              int64_t count, int heads, int vectors, int64_t dim,
                                                              float *partial) {
     vec sum[4][4] = {{{0}}};
@@ -64,7 +64,7 @@ static inline __attribute__((always_inline)) void mix_values(float scores[4][MOS
 /* Attention of `heads` (at most 4) query heads, arranged, over `count` positions of the key head that they share, each
  * key and value read and converted once: unnormalised sums, arranged, with the maximum, in powers of two, and the weight
  * that `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
-static inline __attribute__((always_inline)) void attend_heads(const float *q, const cached *key,
+INLINE void attend_heads(const float *q, const cached *key,
                                                                const cached *value, int64_t count, int heads,
                                                                int64_t dim, float *partial) {
     /* Keys that meet the queries at a time: so many that additions need not wait for each other, and few enough for their

@@ -1,6 +1,7 @@
-"""C files of this folder, compiled once for this machine and opened.
+"""C files of this folder, compiled once for this machine and opened; their structs and functions for Python.
 
-library = load_library("decode.c", ("-DWEIGHT_BITS=32", "-DCACHE_BITS=32"), declare)
+Tokens = structure("Tokens")                    # a ctypes.Structure with the fields that the C struct has
+library = load_library("decode.c", 32)          # with 32-bit weights; its functions know their arguments
 
 The compiler is `$CC`, or the first of cc, gcc and clang on the path. Libraries are kept in a cache folder. A
 library's name carries a hash of the source, the flags, the compiler and the processor, so that a change in
@@ -11,17 +12,17 @@ would end the process that runs it, so one that is damaged, or belongs to anothe
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,33 +62,32 @@ def _openmp_library() -> list[str]:
     return [str(found[0]), f"-Wl,-rpath,{found[0].parent}"] if found else []
 
 
-def library_file(source: str, options: tuple[str, ...]) -> tuple[str, Path]:
-    """(compiler, where the library of a C file and these options is or will be). Raises NoCompiler."""
+def library_file(source: str, weight_bits: int, cache_bits: int | None) -> tuple[str, list[str], Path]:
+    """(the compiler, its options, where the library of a C file is or will be). Raises NoCompiler."""
     compiler = find_compiler()
+    options = [*FLAGS, f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits or max(16, weight_bits)}"]
     texts = [path.read_bytes() for path in (FOLDER / source, *sorted(FOLDER.glob("*.h")))]
-    parts = (texts, FLAGS, options, compiler, torch.__version__, processor())
+    parts = (texts, options, compiler, torch.__version__, processor())
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
-    return compiler, cache_folder() / f"{Path(source).stem}-{key[:24]}.so"
+    return compiler, options, cache_folder() / f"{Path(source).stem}-{key[:24]}.so"
 
 
 @cache
-def load_library(
-    source: str, options: tuple[str, ...], declare: Callable[[ctypes.CDLL], None]
-) -> ctypes.CDLL:
+def load_library(source: str, weight_bits: int, cache_bits: int | None = None) -> ctypes.CDLL:
     """The library of a C file in this folder, opened once.
 
     Args:
-        options: the compiler's, after FLAGS.
-        declare: gives the library's functions their argument types; AttributeError if it lacks one.
+        weight_bits: 32, 16, 8 or 4.
+        cache_bits: 32 or 16. None: those of the cache that a model with these weights has.
 
     Raises NoCompiler if there is no compiler, it fails, or the library cannot be kept or opened.
     """
-    compiler, target = library_file(source, options)
+    compiler, options, target = library_file(source, weight_bits, cache_bits)
     if is_sound(target):
-        with suppress(OSError, AttributeError):  # made against another C library, say
-            return _open(target, declare)
+        with suppress(OSError):  # made against another C library, say
+            return _open(target)
     try:
-        _compile(compiler, source, options, target)
+        _compile([compiler, *options], source, target)
     except subprocess.SubprocessError as error:
         raise NoCompiler(f"{compiler} could not compile {source}: {error}") from error
     except OSError as error:
@@ -96,14 +96,17 @@ def load_library(
             "set OCELLI_CACHE to another folder"
         ) from error
     try:
-        return _open(target, declare)
-    except (OSError, AttributeError) as error:
-        raise NoCompiler(f"the library that {compiler} made cannot be opened: {error}") from error
+        return _open(target)
+    except OSError as error:
+        raise NoCompiler(
+            f"the library that {compiler} made cannot be opened ({error}): "
+            f"if {target.parent} may not hold programs, set OCELLI_CACHE to another folder"
+        ) from error
 
 
-def is_compiled(parts: tuple[str, tuple[str, ...]]) -> bool:
-    """Whether the library of a C file and these options exists already. Raises NoCompiler."""
-    return is_sound(library_file(*parts)[1])
+def is_compiled(source: str, weight_bits: int, cache_bits: int | None = None) -> bool:
+    """Whether the library of a C file exists already. Raises NoCompiler."""
+    return is_sound(library_file(source, weight_bits, cache_bits)[-1])
 
 
 def is_sound(library: Path) -> bool:
@@ -114,13 +117,6 @@ def is_sound(library: Path) -> bool:
     except OSError:
         return False
     return owner in (0, os.geteuid()) and content[-32:] == hashlib.sha256(content[:-32]).digest()
-
-
-def _open(library: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL:
-    """Raises OSError for what is no library, AttributeError for one without our functions."""
-    opened = ctypes.CDLL(str(library))
-    declare(opened)
-    return opened
 
 
 def digest_of(library: ctypes.CDLL) -> str:
@@ -137,27 +133,59 @@ def processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _compile(compiler: str, source: str, options: tuple[str, ...], target: Path) -> None:
+def _compile(command: list[str], source: str, target: Path) -> None:
     """Under a temporary name first: two processes may compile the same library at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-            raise PermissionError(errno.EACCES, "noexec: it may not hold programs")
         draft = Path(folder) / target.name
         inputs = [str(FOLDER / source), *_openmp_library(), "-lm"]
-        command = [compiler, *FLAGS, *options, "-o", str(draft), *inputs]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [*command, "-o", str(draft), *inputs], capture_output=True, text=True, timeout=300
+        )
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             reason = errors[0] if errors else done.stderr[:200]
-            raise NoCompiler(f"{compiler} could not compile {source}: {reason.strip()}")
+            raise NoCompiler(f"{command[0]} could not compile {source}: {reason.strip()}")
         content = draft.read_bytes()
         draft.write_bytes(content + hashlib.sha256(content).digest())
         draft.replace(target)
 
 
-def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str, tuple[str, ...]]:
-    """The C file for weights of 32, 16, 8 or 4 bits and a cache of 32 or 16 bits, and the options that it is
-    compiled with. None: the cache that a model with these weights has."""
-    cache_bits = cache_bits or max(16, weight_bits)
-    return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
+# ---------------------------------------------------------------------------- structs and functions of C
+
+_TEXT = re.sub(
+    r"/\*.*?\*/", "", "".join(path.read_text() for path in sorted(FOLDER.glob("*.[ch]"))), flags=re.DOTALL
+)
+_NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double}
+
+
+@cache
+def structure(name: str) -> type[ctypes.Structure]:
+    """A struct of the C files, with the fields that it has there. A field that points to structs or int64_t
+    takes an array of them, every other pointer an address."""
+    (body,) = re.findall(rf"typedef struct {{([^}}]*)}} {name};", _TEXT)
+    fields = [
+        (field.strip(" *\n"), _type_of(kind, "*" in field, {"int64_t"}))
+        for kind, declared in re.findall(r"(?:const )?(\w+) ([^;]+);", body)
+        for field in declared.split(",")
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def _type_of(kind: str, pointer: bool, arrays: set[str]) -> Any:
+    if kind not in _NUMBERS and f"}} {kind};" in _TEXT:
+        return ctypes.POINTER(structure(kind)) if pointer else structure(kind)
+    if pointer and kind not in arrays:
+        return ctypes.c_void_p
+    return ctypes.POINTER(_NUMBERS[kind]) if pointer else _NUMBERS[kind]
+
+
+def _open(library: Path) -> ctypes.CDLL:
+    """Raises OSError for what is no library."""
+    opened = ctypes.CDLL(str(library))
+    for result, name, given in re.findall(r"^(\w+) (ocelli_\w+)\(([^)]*)\)", _TEXT, re.MULTILINE):
+        if function := getattr(opened, name, None):
+            declared = re.findall(r"(?:const )?(\w+) (\*?)\w+", given)
+            function.argtypes = [_type_of(kind, bool(star), set()) for kind, star in declared]
+            function.restype = _NUMBERS.get(result)
+    return opened

@@ -25,38 +25,29 @@ typedef vec units;
 #endif
 #if LANES == 16
 #define QUERIES 12 /* rows at a time: as many as have their sums in registers */
-#define EACH_QUERY(X) ROWS12(X, 1)
 #else
 #define QUERIES 6
-#define EACH_QUERY(X) ROWS6(X, 1)
 #endif
 #define QUERY_BLOCK 96 /* rows of a unit of work */
 #define KEY_BLOCK 256  /* keys that meet them in turn: with their values they stay in the second cache */
 
 /* out (QUERIES, PANEL) = x (QUERIES rows, `stride` words apart) times a panel, and what was there times each row's
  * factor; NULL: nothing was there. */
-#define BEGIN_QUERY(r, S) vec a##r = {0}, b##r = {0};
-#define RESUME_QUERY(r, S) { \
-        const vec *before = (const vec *)(out + r * out_stride), by = all(factor[r]); \
-        a##r = before[0] * by, b##r = before[1] * by; \
-    }
-#define ADD_QUERY(r, S) { \
-        uint32_t word; \
-        memcpy(&word, x + r * stride + k, 4); \
-        units in = SPREAD(word); \
-        a##r = ADD_DOT(in, wa, a##r); \
-        b##r = ADD_DOT(in, wb, b##r); \
-    }
-#define END_QUERY(r, S) ((vec *)(out + r * out_stride))[0] = a##r, ((vec *)(out + r * out_stride))[1] = b##r;
 static __attribute__((noinline, noclone)) void meet(const uint32_t *x, int64_t stride, const uint32_t *w, int64_t units_inside,
-                                           float *out, int64_t out_stride, const float *factor) {
-    EACH_QUERY(BEGIN_QUERY)
-    if (factor) { EACH_QUERY(RESUME_QUERY) }
+                                                    float *out, int64_t out_stride, const float *factor) {
+    vec sum[QUERIES][2];
+    EACH(r, QUERIES) EACH(p, 2) sum[r][p] = (vec){0};
+    if (factor) EACH(r, QUERIES) EACH(p, 2) sum[r][p] = ((const vec *)(out + r * out_stride))[p] * all(factor[r]);
     for (int64_t k = 0; k < units_inside; k++, w += PANEL) {
-        units wa = LOAD_UNITS(w), wb = LOAD_UNITS(w + LANES);
-        EACH_QUERY(ADD_QUERY)
+        units weight[2] = {LOAD_UNITS(w), LOAD_UNITS(w + LANES)};
+        EACH(r, QUERIES) {
+            uint32_t word;
+            memcpy(&word, x + r * stride + k, 4);
+            units in = SPREAD(word);
+            EACH(p, 2) sum[r][p] = ADD_DOT(in, weight[p], sum[r][p]);
+        }
     }
-    EACH_QUERY(END_QUERY)
+    EACH(r, QUERIES) EACH(p, 2) ((vec *)(out + r * out_stride))[p] = sum[r][p];
 }
 
 /* Rows that attend to one another: `count` of them from row `first` on. */

@@ -16,6 +16,8 @@
 #define BLOCK_COLUMNS 64
 #define BLOCK_OF_UNITS 9
 #define BLOCK_OF_WORDS 20
+#define BLOCK_UNITS (8 * BLOCK_OF_UNITS)
+#define words_of(units) ((units) / BLOCK_OF_UNITS * BLOCK_OF_WORDS)
 
 /* Scale, divided by 8, and eight times the zero of group `half` in each lane, zeros where the sums of bytes are. */
 static inline vec scales_of(uvec first, int half) {
@@ -54,52 +56,37 @@ typedef int32_t word;
 #endif
 
 /* A group's part of a sum. `in`: the row's block of activations. */
-static inline __attribute__((always_inline)) vec add_group(vec sum, dots d, vec scales, uvec zeros, const uint32_t *in,
-                                                           int half) {
+INLINE vec add_group(vec sum, dots d, vec scales, uvec zeros, const uint32_t *in, int half) {
     vec exact = __builtin_convertvector(EIGHTFOLD(d) - TIMES(zeros, LOAD_WORD(in + 2)), vec);
     return multiply_add(exact * scales, all(((const float *)in)[half]), sum);
 }
 
-#define BEGIN_PANEL(r, s) vec a##r##_##s = first ? (vec){0} : ((const vec *)OUT(r, s))[0], \
-    b##r##_##s = first ? (vec){0} : ((const vec *)OUT(r, s))[1];
-#define BEGIN_DOTS(r, s) dots da##r##_##s = (dots){0}, db##r##_##s = (dots){0};
-#define LOAD_CODES(r, s) uvec wa##s = *(const uvec *)(codes + s * apart), wb##s = *(const uvec *)(codes + s * apart + LANES); \
-    uvec la##s = wa##s & 0x0f0f0f0fu, ha##s = wa##s >> 4 & 0x0f0f0f0fu; \
-    uvec lb##s = wb##s & 0x0f0f0f0fu, hb##s = wb##s >> 4 & 0x0f0f0f0fu;
-#define ADD_CODES(r, s) \
-    da##r##_##s = DOT(DOT(da##r##_##s, la##s, low), ha##s, high); \
-    db##r##_##s = DOT(DOT(db##r##_##s, lb##s, low), hb##s, high);
-#define LOAD_GROUP(r, s) uvec fa##s = *(const uvec *)(w + s * apart), fb##s = *(const uvec *)(w + s * apart + LANES);
-#define ADD_GROUP(r, s, half) \
-    a##r##_##s = add_group(a##r##_##s, da##r##_##s, scales_of(fa##s, half), zeros_of(fa##s, half), x + r * stride, half); \
-    b##r##_##s = add_group(b##r##_##s, db##r##_##s, scales_of(fb##s, half), zeros_of(fb##s, half), x + r * stride, half);
-#define ADD_FIRST(r, s) ADD_GROUP(r, s, 0)
-#define ADD_SECOND(r, s) ADD_GROUP(r, s, 1)
-#define END_PANEL(r, s) ((vec *)OUT(r, s))[0] = a##r##_##s, ((vec *)OUT(r, s))[1] = b##r##_##s;
-#define BEGIN_ROW(r, S) STREAMS##S(BEGIN_PANEL, r)
-#define DOTS_ROW(r, S) STREAMS##S(BEGIN_DOTS, r)
-#define CODES_ROW(r, S) { word low = LOAD_WORD(in + r * stride), high = LOAD_WORD(in + r * stride + 1); STREAMS##S(ADD_CODES, r) }
-#define FIRST_ROW(r, S) STREAMS##S(ADD_FIRST, r)
-#define SECOND_ROW(r, S) STREAMS##S(ADD_SECOND, r)
-#define END_ROW(r, S) STREAMS##S(END_PANEL, r)
-#define HALF(R, S, half, ADD) { \
-        ROWS##R(DOTS_ROW, S) \
-        const uint32_t *codes = w + (1 + 4 * half) * PANEL, *in = x + 4 + 8 * half; \
-        for (int u = 0; u < 4; u++, codes += PANEL, in += 2) { STREAMS##S(LOAD_CODES, 0) ROWS##R(CODES_ROW, S) } \
-        STREAMS##S(LOAD_GROUP, 0) \
-        ROWS##R(ADD, S) \
+INLINE void meet_panels(OPERANDS, int rows, int streams) {
+    vec sum[4][MOST_STREAMS][2];
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) sum[r][s][p] = first ? (vec){0} : ((const vec *)OUT(r, s))[p];
+    for (; units; units -= BLOCK_OF_UNITS, w += BLOCK_OF_UNITS * PANEL, x += BLOCK_OF_WORDS) EACH(half, 2) {
+        dots dot[4][MOST_STREAMS][2];
+        EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
+        const uint32_t *codes = w + (1 + 4 * half) * PANEL, *in = x + 4 + 8 * half;
+        for (int u = 0; u < 4; u++, codes += PANEL, in += 2) {
+            uvec low[MOST_STREAMS][2], high[MOST_STREAMS][2];
+            EACH(s, streams) EACH(p, 2) {
+                uvec both = *(const uvec *)(codes + s * apart + p * LANES);
+                low[s][p] = both & 0x0f0f0f0fu, high[s][p] = both >> 4 & 0x0f0f0f0fu;
+            }
+            EACH(r, rows) {
+                word four = LOAD_WORD(in + r * stride), next = LOAD_WORD(in + r * stride + 1);
+                EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(DOT(dot[r][s][p], low[s][p], four), high[s][p], next);
+            }
+        }
+        EACH(r, rows) EACH(s, streams) EACH(p, 2) {
+            uvec group = *(const uvec *)(w + s * apart + p * LANES);
+            sum[r][s][p] = add_group(sum[r][s][p], dot[r][s][p], scales_of(group, half), zeros_of(group, half),
+                                      x + r * stride, half);
+        }
     }
-#define KERNEL(R, S) \
-    static __attribute__((noinline, noclone)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
-            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
-        (void)apart; \
-        ROWS##R(BEGIN_ROW, S) \
-        for (; units; units -= BLOCK_OF_UNITS, w += BLOCK_OF_UNITS * PANEL, x += BLOCK_OF_WORDS) { \
-            HALF(R, S, 0, FIRST_ROW) \
-            HALF(R, S, 1, SECOND_ROW) \
-        } \
-        ROWS##R(END_ROW, S) \
-    }
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)OUT(r, s))[p] = sum[r][s][p];
+}
 
 /* Many rows meet blocks that were taken apart before: scales and zeros of both groups, and codes as bytes. */
 #define WIDENED(units) ((units) / BLOCK_OF_UNITS * BLOCK_OF_WORDS)
@@ -122,28 +109,26 @@ static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
 #else
 #define HOLD(x)
 #endif
-#define WIDE_CODES(r, S) { word in = LOAD_WORD(x + r * stride + at); da##r##_0 = DOT(da##r##_0, wa, in); \
-    db##r##_0 = DOT(db##r##_0, wb, in); HOLD(da##r##_0) HOLD(db##r##_0) }
-#define WIDE_GROUP(r, S) { \
-        vec *to = (vec *)OUT(r, 0); \
-        to[0] = add_group(to[0], da##r##_0, scale[0], zero[0], x + r * stride, half); \
-        to[1] = add_group(to[1], db##r##_0, scale[1], zero[1], x + r * stride, half); \
-    }
-#define WIDE_BEGIN(r, S) if (first) ((vec *)OUT(r, 0))[0] = ((vec *)OUT(r, 0))[1] = (vec){0};
-#define WIDE_KERNEL(R) \
-    static __attribute__((noinline, noclone)) void wide_##R(const uint32_t *x, int64_t stride, const uint32_t *w, \
-            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
-        (void)apart; \
-        ROWS##R(WIDE_BEGIN, 1) \
-        for (; units; units -= BLOCK_OF_UNITS, w += BLOCK_OF_WORDS * PANEL, x += BLOCK_OF_WORDS) \
-            for (int half = 0; half < 2; half++) { \
-                ROWS##R(DOTS_ROW, 1) \
-                for (int at = 4 + 8 * half; at < 12 + 8 * half; at++) { \
-                    uvec wa = ((const uvec *)(w + at * PANEL))[0], wb = ((const uvec *)(w + at * PANEL))[1]; \
-                    ROWS##R(WIDE_CODES, 1) \
-                } \
-                const vec *scale = (const vec *)(w + half * PANEL); \
-                const uvec *zero = (const uvec *)(w + (2 + half) * PANEL); \
-                ROWS##R(WIDE_GROUP, 1) \
-            } \
-    }
+INLINE void meet_wide(OPERANDS, int rows, int streams) {
+    (void)apart, (void)streams;
+    if (first) EACH(r, rows) EACH(p, 2) ((vec *)OUT(r, 0))[p] = (vec){0};
+    for (; units; units -= BLOCK_OF_UNITS, w += BLOCK_OF_WORDS * PANEL, x += BLOCK_OF_WORDS)
+        for (int half = 0; half < 2; half++) {
+            dots dot[12][2];
+            EACH(r, rows) EACH(p, 2) dot[r][p] = (dots){0};
+            for (int at = 4 + 8 * half; at < 12 + 8 * half; at++) {
+                uvec codes[2] = {((const uvec *)(w + at * PANEL))[0], ((const uvec *)(w + at * PANEL))[1]};
+                EACH(r, rows) {
+                    word in = LOAD_WORD(x + r * stride + at);
+                    EACH(p, 2) dot[r][p] = DOT(dot[r][p], codes[p], in);
+                    HOLD(dot[r][0]) HOLD(dot[r][1])
+                }
+            }
+            const vec *scale = (const vec *)(w + half * PANEL);
+            const uvec *zero = (const uvec *)(w + (2 + half) * PANEL);
+            EACH(r, rows) EACH(p, 2) {
+                vec *to = (vec *)OUT(r, 0) + p;
+                *to = add_group(*to, dot[r][p], scale[p], zero[p], x + r * stride, half);
+            }
+        }
+}

@@ -12,6 +12,7 @@
  *                   make 16 bits together; else 16-bit integers, on ARM with dot products as two signed bytes.
  *                   One scale a row.
  *   four bits       bytes: groups.h
+ * `total` is what sums become between two blocks of the inner dimension.
  */
 #pragma once
 #include "activations.h"
@@ -19,21 +20,187 @@
 
 #define PANEL (2 * LANES)
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
+#define BLOCK_ROWS 96           /* rows of activations that meet a panel in turn */
+#define MOST_STREAMS 6          /* panels that a kernel reads at once */
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#if WEIGHT_BITS == 8 && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define DOT_BYTES 1
+typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
+#else
+typedef float total;
+#endif
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 /* The products of four signed bytes in each lane with the four of `in`, added to sums. */
-static inline __attribute__((always_inline)) ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
+INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
     union { ivec all; int32x4_t part[2]; } to = {sums};
     union { ivec all; int8x16_t part[2]; } of = {bytes};
-    int8x16_t with = vreinterpretq_s8_s32(vdupq_n_s32(in));
-    to.part[0] = vdotq_s32(to.part[0], of.part[0], with);
-    to.part[1] = vdotq_s32(to.part[1], of.part[1], with);
+    EACH(i, 2) to.part[i] = vdotq_s32(to.part[i], of.part[i], vreinterpretq_s8_s32(vdupq_n_s32(in)));
     return to.all;
 }
 #endif
+
+/* A kernel: `rows` rows of activations, `stride` words apart, meet `streams` panels, `apart` words apart, over `units` of
+ * the inner dimension. out: totals (rows, streams, PANEL), rows `out_stride` apart. first: the sums begin here. */
+#define OPERANDS const uint32_t *x, int64_t stride, const uint32_t *w, int64_t apart, int64_t units, int first, total *out, \
+        int64_t out_stride
+#define OUT(r, s) (out + (r) * out_stride + (s) * PANEL)
+
 #if WEIGHT_BITS == 4
 #include "groups.h"
+#else
+/* One step along the inner dimension. sums: of the outputs of a piece of a panel. piece: their weights of one step.
+ * factor: the activations that meet them, WORDS 32-bit words. Sums go on from their totals, or are exact integers of at
+ * most SEGMENT units that floats gather. */
+#if WEIGHT_BITS == 32
+typedef vec sums, piece, factor;
+#define LOAD_PIECE(w, p) load_f32((const float *)(w) + (p) * LANES)
+#define LOAD_FACTOR(x) all(*(const float *)(x))
+#define MULTIPLY_ADD(in, w, s) multiply_add(in, w, s)
+
+#elif WEIGHT_BITS == 16 && defined(__AVX512BF16__)
+#define DOT_BF16 1
+typedef vec sums;
+typedef __m512i piece, factor;
+#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
+#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
+#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbf16_ps((__m512)(s), (__m512bh)(w), (__m512bh)(in))
+
+#elif WEIGHT_BITS == 16
+typedef vec sums, wide_sums;
+typedef uvec piece;
+typedef struct { vec even, odd; } factor;
+#define WORDS 2
+#define LOAD_PIECE(w, p) (*(const uvec *)((w) + (p) * LANES))
+#define LOAD_FACTOR(x) ((factor){all(((const float *)(x))[0]), all(((const float *)(x))[1])})
+#define MULTIPLY_ADD(in, w, s) \
+    multiply_add((in).odd, (vec)((w) & 0xffff0000u), multiply_add((in).even, (vec)((w) << 16), s))
+#define WIDE_FACTOR(x) all(*(const float *)(x))
+#define WIDE_ADD(in, w, s) multiply_add(in, w, s)
+#define WIDE_BEGIN(at) first ? (vec){0} : *(const vec *)(at)
+#define WIDE_END(at, s) *(vec *)(at) = s
+#define WIDE_UNIT uvec
+#define WIDE_LOW(w) ((w) << 16)
+#define WIDE_HIGH(w) ((w) & 0xffff0000u)
+
+#elif defined(DOT_BYTES)
+typedef vec sums; /* of integers: as __m512i, GCC 12 copies them at each step */
+typedef __m512i piece, factor;
+#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
+#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
+#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbusd_epi32((__m512i)(s), in, w)
+
+#elif defined(__AVX2__)
+typedef __m256i sums, piece, factor, wide_sums; /* sums of four outputs: two lanes each */
+#define PIECES 4
+#define WORDS 2
+#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31: end_panel adds two lanes */
+#define LOAD_PIECE(w, p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((w) + (p) * 4)))
+#define LOAD_FACTOR(x) _mm256_set1_epi64x(*(const long long *)(x))
+#define MULTIPLY_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
+#define WIDE_FACTOR(x) _mm256_set1_epi32(*(const int *)(x))
+#define WIDE_ADD(in, w, s) MULTIPLY_ADD(in, w, s)
+#define WIDE_BEGIN(at) _mm256_setzero_si256()
+#define WIDE_END(at, s) *(vec *)(at) = (vec)_mm256_cvtepi32_ps(s) + (first ? (vec){0} : *(vec *)(at))
+#define WIDE_UNIT ivec
+#define WIDE_LOW(w) (((w) << 24 >> 24 & 0xffff) | ((w) << 16 >> 24 << 16))
+#define WIDE_HIGH(w) (((w) << 8 >> 24 & 0xffff) | ((w) >> 24 << 16))
+
+#else
+typedef ivec sums, piece;
+#define WORDS 2
+#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31 */
+#define LOAD_PIECE(w, p) (*(const ivec *)((w) + (p) * LANES))
+#define LOAD_FACTOR(x) (*(const factor *)(x))
+#if defined(__ARM_FEATURE_DOTPROD)
+#define SPLIT_BYTES 1
+typedef struct { int32_t high, low; } factor; /* bytes of four activations, 256 * high + low */
+#define MULTIPLY_ADD(in, w, s) add_bytes((s) + (add_bytes((ivec){0}, w, (in).high) << 8), w, (in).low)
+#else
+typedef struct { int16_t x[4]; } factor;
+#define MULTIPLY_ADD(in, w, s) ((s) + ((w) << 24 >> 24) * (in).x[0] + ((w) << 16 >> 24) * (in).x[1] + \
+                                ((w) << 8 >> 24) * (in).x[2] + ((w) >> 24) * (in).x[3])
+#endif
+#endif
+#ifndef PIECES
+#define PIECES 2
+#endif
+#ifndef WORDS
+#define WORDS 1
+#endif
+#ifdef SEGMENT
+#define CARRY 0
+#define BLOCK_UNITS SEGMENT
+#else
+#define CARRY 1
+#define BLOCK_UNITS (256 / WORDS) /* of a panel, that stay in the first cache while a block of rows meets them */
+#endif
+#define words_of(units) ((units) * WORDS) /* of activations that meet so many units of an output */
+typedef sums sums_at __attribute__((aligned(4), may_alias));
+
+/* What the sums of a panel's pieces leave in out (PANEL,). Without loops: after them, GCC 12 needs more registers. */
+INLINE void end_panel(const sums *sum, total *out, int first) {
+#if PIECES == 4
+    EACH(i, 2) {
+        __m256 pairs = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(sum[2 * i], sum[2 * i + 1]), 0xd8));
+        _mm256_storeu_ps(out + 8 * i, first ? pairs : _mm256_add_ps(_mm256_loadu_ps(out + 8 * i), pairs));
+    }
+#elif CARRY
+    (void)first;
+    ((sums_at *)out)[0] = sum[0];
+    ((sums_at *)out)[1] = sum[1];
+#else
+    vec low = __builtin_convertvector(sum[0], vec), high = __builtin_convertvector(sum[1], vec);
+    if (!first) low += ((vec *)out)[0], high += ((vec *)out)[1];
+    ((vec *)out)[0] = low;
+    ((vec *)out)[1] = high;
+#endif
+}
+
+INLINE void meet_panels(OPERANDS, int rows, int streams) {
+    sums sum[12][MOST_STREAMS][PIECES];
+    EACH(r, rows) EACH(s, streams) EACH(p, PIECES)
+        sum[r][s][p] = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
+    for (int64_t k = 0; k < units; k++, w += PANEL) {
+        piece weight[MOST_STREAMS][PIECES];
+        EACH(s, streams) EACH(p, PIECES) weight[s][p] = LOAD_PIECE(w + s * apart, p);
+        EACH(r, rows) {
+            factor in = LOAD_FACTOR(x + r * stride + k * WORDS);
+            EACH(s, streams) EACH(p, PIECES) sum[r][s][p] = MULTIPLY_ADD(in, weight[s][p], sum[r][s][p]);
+        }
+    }
+    EACH(r, rows) EACH(s, streams) end_panel(sum[r][s], OUT(r, s), first);
+}
+
+/* Many rows meet a panel whose weights were widened before, where that takes more instructions than one: bfloat16 to
+ * floats, bytes to 16 bits, in two steps of the inner dimension a unit. The sums stay the same. */
+#ifdef WIDE_ADD
+#define WIDENED(units) (2 * (units))
+static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
+    for (; units; units--, w += PANEL, out += 2 * PANEL)
+        for (int64_t i = 0; i < PANEL; i += LANES) {
+            WIDE_UNIT unit = *(const WIDE_UNIT *)(w + i);
+            *(uvec *)(out + i) = (uvec)WIDE_LOW(unit);
+            *(uvec *)(out + PANEL + i) = (uvec)WIDE_HIGH(unit);
+        }
+}
+INLINE void meet_wide(OPERANDS, int rows, int streams) {
+    wide_sums sum[12][2];
+    (void)apart, (void)streams;
+    EACH(r, rows) EACH(p, 2) sum[r][p] = WIDE_BEGIN(OUT(r, 0) + p * LANES);
+    for (int64_t k = 0; k < 2 * units; k++, w += PANEL) {
+        wide_sums weight[2] = {((const wide_sums *)w)[0], ((const wide_sums *)w)[1]};
+        EACH(r, rows) {
+            wide_sums in = WIDE_FACTOR(x + r * stride + k);
+            EACH(p, 2) sum[r][p] = WIDE_ADD(in, weight[p], sum[r][p]);
+        }
+    }
+    EACH(r, rows) EACH(p, 2) WIDE_END(OUT(r, 0) + p * LANES, sum[r][p]);
+}
+#endif
+#endif
+#ifndef SEGMENT
+#define SEGMENT (INT64_MAX / 4)
 #endif
 
 /* Weights (rows, columns). Rows and columns are padded with zeros in the panels, and rows in the vectors. */
@@ -57,205 +224,20 @@ static inline int64_t units_of(int64_t columns) {
 }
 static inline int64_t panels_of(Matrix m) { return (m.rows + PANEL - 1) / PANEL; }
 
-/* ----------------------------------------------------------------------------------- one step along the inner dimension
- *
- * sums: of the outputs of a piece of a panel. piece: their weights of one step. factor: the activations that meet
- * them, WORDS 32-bit words. total: what sums become between two blocks of the inner dimension: the sums themselves,
- * which go on from there (CARRY), or floats that gather exact integer sums of at most SEGMENT units. */
-
-#if WEIGHT_BITS == 4
-typedef float total;
-#define CARRY 1
-#define words_of(units) ((units) / BLOCK_OF_UNITS * BLOCK_OF_WORDS)
-
-#elif WEIGHT_BITS == 32
-typedef vec sums;
-typedef vec piece;
-typedef vec factor;
-typedef float total;
-#define WORDS 1
-#define CARRY 1
-#define LOAD_PIECE(w, p) load_f32((const float *)(w) + (p) * LANES)
-#define LOAD_FACTOR(x) all(*(const float *)(x))
-#define MULTIPLY_ADD(in, w, s) multiply_add(in, w, s)
-
-#elif WEIGHT_BITS == 16 && defined(__AVX512BF16__)
-#define DOT_BF16 1
-typedef vec sums;
-typedef __m512i piece;
-typedef __m512i factor;
-typedef float total;
-#define WORDS 1
-#define CARRY 1
-#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
-#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
-#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbf16_ps((__m512)(s), (__m512bh)(w), (__m512bh)(in))
-
-#elif WEIGHT_BITS == 16
-typedef vec sums;
-typedef uvec piece;
-typedef struct { vec even, odd; } factor;
-typedef float total;
-#define WORDS 2
-#define CARRY 1
-#define LOAD_PIECE(w, p) (*(const uvec *)((w) + (p) * LANES))
-#define LOAD_FACTOR(x) ((factor){all(((const float *)(x))[0]), all(((const float *)(x))[1])})
-#define MULTIPLY_ADD(in, w, s) \
-    multiply_add((in).odd, (vec)((w) & 0xffff0000u), multiply_add((in).even, (vec)((w) << 16), s))
-
-#elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define DOT_BYTES 1
-typedef vec sums; /* of integers: as __m512i, GCC 12 copies them at each step */
-typedef __m512i piece;
-typedef __m512i factor;
-typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
-#define WORDS 1
-#define CARRY 1
-#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
-#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
-#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbusd_epi32((__m512i)(s), in, w)
-
-#elif defined(__AVX2__)
-typedef __m256i sums; /* of four outputs: two lanes each */
-typedef __m256i piece;
-typedef __m256i factor;
-typedef float total;
-#define PIECES 4
-#define WORDS 2
-#define CARRY 0
-#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31: end_panel adds two lanes */
-#define LOAD_PIECE(w, p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((w) + (p) * 4)))
-#define LOAD_FACTOR(x) _mm256_set1_epi64x(*(const long long *)(x))
-#define MULTIPLY_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
-
-#else
-typedef ivec sums;
-typedef ivec piece;
-typedef float total;
-#define WORDS 2
-#define CARRY 0
-#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31 */
-#define LOAD_PIECE(w, p) (*(const ivec *)((w) + (p) * LANES))
-#define LOAD_FACTOR(x) (*(const factor *)(x))
-#if defined(__ARM_FEATURE_DOTPROD)
-#define SPLIT_BYTES 1
-typedef struct { int32_t high, low; } factor; /* bytes of four activations, 256 * high + low */
-#define MULTIPLY_ADD(in, w, s) add_bytes((s) + (add_bytes((ivec){0}, w, (in).high) << 8), w, (in).low)
-#else
-typedef struct { int16_t x[4]; } factor;
-#define MULTIPLY_ADD(in, w, s) ((s) + ((w) << 24 >> 24) * (in).x[0] + ((w) << 16 >> 24) * (in).x[1] + \
-                                ((w) << 8 >> 24) * (in).x[2] + ((w) >> 24) * (in).x[3])
-#endif
-#endif
-#ifndef PIECES
-#define PIECES 2
-#endif
-#ifndef words_of
-#define words_of(units) ((units) * WORDS) /* of activations that meet so many units of an output */
-#endif
-#if WEIGHT_BITS == 4
-#define SEGMENT (INT64_MAX / 4)
-#define BLOCK_UNITS (8 * BLOCK_OF_UNITS)
-#elif CARRY
-#define SEGMENT (INT64_MAX / 4)
-#define BLOCK_UNITS (256 / WORDS) /* of a panel, that stay in the first cache while a block of rows meets them */
-#else
-#define BLOCK_UNITS SEGMENT
-#endif
-#define BLOCK_ROWS 96   /* rows of activations that meet a panel in turn */
-#if WEIGHT_BITS != 4
-typedef sums sums_at __attribute__((aligned(4), may_alias));
-
-/* What the sums of a panel's pieces leave in out (PANEL,). */
-#if PIECES == 4
-static inline void end_panel(sums a, sums b, sums c, sums d, total *out, int first) {
-    __m256 low = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8));
-    __m256 high = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(c, d), 0xd8));
-    _mm256_storeu_ps(out, first ? low : _mm256_add_ps(_mm256_loadu_ps(out), low));
-    _mm256_storeu_ps(out + 8, first ? high : _mm256_add_ps(_mm256_loadu_ps(out + 8), high));
-}
-#elif CARRY
-static inline void end_panel(sums a, sums b, total *out, int first) {
-    (void)first;
-    ((sums_at *)out)[0] = a;
-    ((sums_at *)out)[1] = b;
-}
-#else
-static inline void end_panel(sums a, sums b, total *out, int first) {
-    vec low = __builtin_convertvector(a, vec), high = __builtin_convertvector(b, vec);
-    if (!first) low += ((vec *)out)[0], high += ((vec *)out)[1];
-    ((vec *)out)[0] = low;
-    ((vec *)out)[1] = high;
-}
-#endif
-#endif
-
-/* ------------------------------------------------------------------------------------------------------- the kernels
- *
- * kernel_R_S: R rows of activations, `stride` words apart, meet S panels, `apart` words apart, over `units` of the
- * inner dimension. out: totals (R, S, PANEL), rows `out_stride` apart. first: the sums begin here. Sums are named
- * variables, because GCC 12 keeps an array of them in memory. */
-#define ROWS1(X, S) X(0, S)
-#define ROWS2(X, S) ROWS1(X, S) X(1, S)
-#define ROWS3(X, S) ROWS2(X, S) X(2, S)
-#define ROWS4(X, S) ROWS3(X, S) X(3, S)
-#define ROWS5(X, S) ROWS4(X, S) X(4, S)
-#define ROWS6(X, S) ROWS5(X, S) X(5, S)
-#define ROWS7(X, S) ROWS6(X, S) X(6, S)
-#define ROWS8(X, S) ROWS7(X, S) X(7, S)
-#define ROWS9(X, S) ROWS8(X, S) X(8, S)
-#define ROWS10(X, S) ROWS9(X, S) X(9, S)
-#define ROWS11(X, S) ROWS10(X, S) X(10, S)
-#define ROWS12(X, S) ROWS11(X, S) X(11, S)
-#define STREAMS1(X, r) X(r, 0)
-#define STREAMS2(X, r) STREAMS1(X, r) X(r, 1)
-#define STREAMS3(X, r) STREAMS2(X, r) X(r, 2)
-#define STREAMS4(X, r) STREAMS3(X, r) X(r, 3)
-#define STREAMS6(X, r) STREAMS4(X, r) X(r, 4) X(r, 5)
-
-#define OUT(r, s) (out + (r) * out_stride + (s) * PANEL)
-#if WEIGHT_BITS != 4
-#define BEGIN(name, r, s, p) sums name = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
-#if PIECES == 4
-#define BEGIN_PANEL(r, s) BEGIN(a##r##_##s, r, s, 0) BEGIN(b##r##_##s, r, s, 1) BEGIN(c##r##_##s, r, s, 2) \
-    BEGIN(d##r##_##s, r, s, 3)
-#define LOAD_PANEL(r, s) piece wa##s = LOAD_PIECE(w + s * apart, 0), wb##s = LOAD_PIECE(w + s * apart, 1), \
-    wc##s = LOAD_PIECE(w + s * apart, 2), wd##s = LOAD_PIECE(w + s * apart, 3);
-#define ADD_PANEL(r, s) \
-    a##r##_##s = MULTIPLY_ADD(in, wa##s, a##r##_##s); b##r##_##s = MULTIPLY_ADD(in, wb##s, b##r##_##s); \
-    c##r##_##s = MULTIPLY_ADD(in, wc##s, c##r##_##s); d##r##_##s = MULTIPLY_ADD(in, wd##s, d##r##_##s);
-#define END_PANEL(r, s) end_panel(a##r##_##s, b##r##_##s, c##r##_##s, d##r##_##s, OUT(r, s), first);
-#else
-#define BEGIN_PANEL(r, s) BEGIN(a##r##_##s, r, s, 0) BEGIN(b##r##_##s, r, s, 1)
-#define LOAD_PANEL(r, s) piece wa##s = LOAD_PIECE(w + s * apart, 0), wb##s = LOAD_PIECE(w + s * apart, 1);
-#define ADD_PANEL(r, s) \
-    a##r##_##s = MULTIPLY_ADD(in, wa##s, a##r##_##s); b##r##_##s = MULTIPLY_ADD(in, wb##s, b##r##_##s);
-#define END_PANEL(r, s) end_panel(a##r##_##s, b##r##_##s, OUT(r, s), first);
-#endif
-#define BEGIN_ROW(r, S) STREAMS##S(BEGIN_PANEL, r)
-#define ADD_ROW(r, S) { factor in = LOAD_FACTOR(x + r * stride + k * WORDS); STREAMS##S(ADD_PANEL, r) }
-#define END_ROW(r, S) STREAMS##S(END_PANEL, r)
-#define KERNEL(R, S) \
-    static __attribute__((noinline, noclone)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
-            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
-        (void)apart; \
-        ROWS##R(BEGIN_ROW, S) \
-        for (int64_t k = 0; k < units; k++, w += PANEL) { STREAMS##S(LOAD_PANEL, 0) ROWS##R(ADD_ROW, S) } \
-        ROWS##R(END_ROW, S) \
-    }
-#endif
-
 /* As many sums as fit into registers. The kernels of several panels read memory in several places at once: it gives
  * a core a third more for six streams than for one. FEW: (rows, panels) for at most MOST_FEW rows; else one panel. */
+#define TO_4(X) X(1) X(2) X(3) X(4)
+#define TO_6(X) TO_4(X) X(5) X(6)
+#define TO_12(X) TO_6(X) X(7) X(8) X(9) X(10) X(11) X(12)
 #if WEIGHT_BITS == 4
 #define MOST_ROWS 4
 #define MOST_FEW 3
-#define EACH_SINGLE(X) X(1) X(2) X(3) X(4)
+#define EACH_SINGLE TO_4
 #define EACH_FEW(X) X(1, 6) X(2, 2) X(3, 1)
 #elif LANES == 16
 #define MOST_ROWS 12
 #define MOST_FEW 6
-#define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define EACH_SINGLE TO_12
 #define EACH_FEW(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
 #elif PIECES == 4
 #define MOST_ROWS 2 /* three would fill all 16 registers with sums and weights */
@@ -265,94 +247,41 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #elif WORDS == 2
 #define MOST_ROWS 4
 #define MOST_FEW 2
-#define EACH_SINGLE(X) X(1) X(2) X(3) X(4)
+#define EACH_SINGLE TO_4
 #define EACH_FEW(X) X(1, 6) X(2, 2)
 #else
 #define MOST_ROWS 6
 #define MOST_FEW 3
-#define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define EACH_SINGLE TO_6
 #define EACH_FEW(X) X(1, 6) X(2, 3) X(3, 2)
 #endif
-#define MOST_STREAMS 6
-#define DEFINE_SINGLE(R) KERNEL(R, 1)
-EACH_SINGLE(DEFINE_SINGLE)
-#if WEIGHT_BITS == 4
-KERNEL(1, 6) KERNEL(2, 2)
-#else
-EACH_FEW(KERNEL)
-#endif
-
-typedef void (*Kernel)(const uint32_t *, int64_t, const uint32_t *, int64_t, int64_t, int, total *, int64_t);
-#define NAME_SINGLE(R) kernel_##R##_1,
-static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)};
-#define NAME_FEW(R, S) kernel_##R##_##S,
+typedef void (*Kernel)(OPERANDS);
+#define DEFINE(name, work, R, S) \
+    static __attribute__((noinline, noclone)) void name##_##R(OPERANDS) { \
+        work(x, stride, w, apart, units, first, out, out_stride, R, S); \
+    }
+#define DEFINE_SINGLE(R) DEFINE(single, meet_panels, R, 1)
+#define DEFINE_FEW(R, S) DEFINE(few, meet_panels, R, S)
+#define NAME_SINGLE(R) single_##R,
+#define NAME_FEW(R, S) few_##R,
 #define STREAMS_FEW(R, S) S,
+EACH_SINGLE(DEFINE_SINGLE)
+EACH_FEW(DEFINE_FEW)
+static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)};
 static const Kernel few_rows[] = {0, EACH_FEW(NAME_FEW)};
 static const int few_streams[] = {0, EACH_FEW(STREAMS_FEW)};
-
-/* Many rows meet a panel whose weights were widened before, where that takes more instructions than one: bfloat16 to
- * floats, bytes to 16 bits, in two steps of the inner dimension a unit. The sums stay the same. */
-#if WEIGHT_BITS == 4 || PIECES == 4 || (WEIGHT_BITS == 16 && WORDS == 2)
+#ifdef WIDENED
 #define LEAST_WIDE 8 /* rows for which it pays */
-#if WEIGHT_BITS != 4
-#define WIDENED(units) (2 * (units))
-#if WEIGHT_BITS == 16
-typedef vec wide_sums;
-#define WIDE_FACTOR(x) all(*(const float *)(x))
-#define WIDE_ADD(in, w, s) multiply_add(in, w, s)
-#define WIDE_BEGIN(at) first ? (wide_sums){0} : *(const wide_sums *)(at)
-#define WIDE_END(at, s) *(wide_sums *)(at) = s;
-#define WIDE_LOW(w) ((w) << 16)
-#define WIDE_HIGH(w) ((w) & 0xffff0000u)
-#else
-typedef __m256i wide_sums;
-#define WIDE_FACTOR(x) _mm256_set1_epi32(*(const int *)(x))
-#define WIDE_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
-#define WIDE_BEGIN(at) _mm256_setzero_si256()
-#define WIDE_END(at, s) *(vec *)(at) = (vec)_mm256_cvtepi32_ps(s) + (first ? (vec){0} : *(vec *)(at));
-#define WIDE_LOW(w) (((w) << 24 >> 24 & 0xffff) | ((w) << 16 >> 24 << 16))
-#define WIDE_HIGH(w) (((w) << 8 >> 24 & 0xffff) | ((w) >> 24 << 16))
-#endif
-static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
-    for (; units; units--, w += PANEL, out += 2 * PANEL)
-        for (int64_t i = 0; i < PANEL; i += LANES) {
-#if WEIGHT_BITS == 16
-            uvec unit = *(const uvec *)(w + i);
-#else
-            ivec unit = *(const ivec *)(w + i);
-#endif
-            *(uvec *)(out + i) = (uvec)WIDE_LOW(unit);
-            *(uvec *)(out + PANEL + i) = (uvec)WIDE_HIGH(unit);
-        }
-}
-#define BEGIN_WIDE(r, S) wide_sums a##r = WIDE_BEGIN(OUT(r, 0)), b##r = WIDE_BEGIN(OUT(r, 0) + LANES);
-#define ADD_WIDE(r, S) { \
-        wide_sums in = WIDE_FACTOR(x + r * stride + k); \
-        a##r = WIDE_ADD(in, wa, a##r); \
-        b##r = WIDE_ADD(in, wb, b##r); \
-    }
-#define END_WIDE(r, S) WIDE_END(OUT(r, 0), a##r) WIDE_END(OUT(r, 0) + LANES, b##r)
-#define WIDE_KERNEL(R) \
-    static __attribute__((noinline, noclone)) void wide_##R(const uint32_t *x, int64_t stride, const uint32_t *w, \
-            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
-        (void)apart; \
-        ROWS##R(BEGIN_WIDE, 1) \
-        for (int64_t k = 0; k < 2 * units; k++, w += PANEL) { \
-            wide_sums wa = ((const wide_sums *)w)[0], wb = ((const wide_sums *)w)[1]; \
-            ROWS##R(ADD_WIDE, 1) \
-        } \
-        ROWS##R(END_WIDE, 1) \
-    }
-#endif
-#if LANES == 16
-#define EACH_WIDE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-#else
-#define EACH_WIDE(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#endif
-EACH_WIDE(WIDE_KERNEL)
-#define NAME_WIDE(R) wide_##R,
-static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
 #define MOST_WIDE (LANES == 16 ? 12 : 6)
+#define DEFINE_WIDE(R) DEFINE(wide, meet_wide, R, 1)
+#define NAME_WIDE(R) wide_##R,
+#if LANES == 16
+#define EACH_WIDE TO_12
+#else
+#define EACH_WIDE TO_6
+#endif
+EACH_WIDE(DEFINE_WIDE)
+static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
 #else
 #define LEAST_WIDE (BLOCK_ROWS + 1)
 #define WIDENED(units) (units)
@@ -393,6 +322,23 @@ static inline Inputs inputs_at(float *room, int64_t tokens, int64_t columns, int
     return (Inputs){(uint32_t *)(room + round_up(tokens, 16)), room, tokens, input_stride(columns), halves};
 }
 
+#if WEIGHT_BITS == 8
+/* Activation i of a row, which is so many steps of the row's scale. */
+INLINE void put_steps(Inputs in, uint32_t *row, int64_t i, int32_t steps) {
+#if defined(DOT_BYTES)
+    if (in.halves == 2) ((uint8_t *)(row + in.stride))[i] = (uint8_t)steps;
+    ((uint8_t *)row)[i] = (uint8_t)((in.halves == 2 ? steps >> 8 : steps) + 128);
+#elif defined(SPLIT_BYTES)
+    int8_t *high = (int8_t *)(row + i / 4 * 2) + i % 4;
+    high[4] = (int8_t)steps; /* the low one is signed, too */
+    high[0] = (int8_t)((steps - high[4]) / 256);
+#else
+    (void)in;
+    ((int16_t *)row)[i] = (int16_t)steps;
+#endif
+}
+#endif
+
 /* x (columns,) as the inputs of one token. */
 static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
     uint32_t *row = in.x + token * in.halves * in.stride;
@@ -427,34 +373,11 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
 #else
     const float most = 32767.0f;
 #endif
-    int64_t padded = units_of(columns) * UNIT;
     int known = largest <= FLT_MAX; /* NaN and infinity keep their meaning: all outputs become NaN */
     float by = known && largest > 1e-30f ? most / largest : 0; /* no smaller: its inverse would be infinite */
     in.scale[token] = known ? largest / most : NAN;
-#if defined(DOT_BYTES)
-    uint8_t *high = (uint8_t *)row, *low = (uint8_t *)(row + in.stride);
-    memset(high + columns, 128, padded - columns);
-    if (in.halves == 2) {
-        memset(low + columns, 0, padded - columns);
-        for (int64_t i = 0; i < columns; i++) {
-            uint32_t value = (uint32_t)((known ? (int32_t)nearbyintf(x[i] * by) : 0) + 32768);
-            high[i] = (uint8_t)(value >> 8);
-            low[i] = (uint8_t)value;
-        }
-    } else
-        for (int64_t i = 0; i < columns; i++) high[i] = (uint8_t)((known ? (int32_t)nearbyintf(x[i] * by) : 0) + 128);
-#elif defined(SPLIT_BYTES)
-    for (int64_t i = 0; i < padded; i++) {
-        int32_t value = known && i < columns ? (int32_t)nearbyintf(x[i] * by) : 0;
-        int8_t *high = (int8_t *)(row + i / 4 * 2) + i % 4;
-        high[4] = (int8_t)value; /* the low one is signed, too */
-        high[0] = (int8_t)((value - high[4]) / 256);
-    }
-#else
-    int16_t *out = (int16_t *)row;
-    for (int64_t i = 0; i < columns; i++) out[i] = known ? (int16_t)(int32_t)nearbyintf(x[i] * by) : 0;
-    for (int64_t i = columns; i < padded; i++) out[i] = 0;
-#endif
+    for (int64_t i = 0; i < columns; i++) put_steps(in, row, i, known ? (int32_t)nearbyintf(x[i] * by) : 0);
+    for (int64_t i = columns; i < units_of(columns) * UNIT; i++) put_steps(in, row, i, 0);
 #elif defined(DOT_BF16)
     uint16_t *out = (uint16_t *)row;
     int64_t i = 0;
@@ -536,7 +459,7 @@ static inline void end_input(Inputs in, int64_t token, int64_t columns) {
 #define ROUGH 0
 #endif
 
-static inline __attribute__((always_inline)) void put_vector(Output out, int64_t at, vec value) {
+INLINE void put_vector(Output out, int64_t at, vec value) {
     float *y = out.y + at;
     if (out.curve == TANH_GELU) value = curve_of(value, TANH_GELU, ROUGH);
     if (out.curve == ERF_GELU) value = curve_of(value, ERF_GELU, ROUGH);
@@ -548,7 +471,7 @@ static inline __attribute__((always_inline)) void put_vector(Output out, int64_t
 }
 
 /* Values of a panel, of which `left` count, to place `at` of an output. */
-static inline __attribute__((always_inline)) void put(Output out, int64_t at, vec low, vec high, int64_t left) {
+INLINE void put(Output out, int64_t at, vec low, vec high, int64_t left) {
     if (left >= PANEL) {
         put_vector(out, at, low);
         put_vector(out, at + LANES, high);
@@ -565,7 +488,7 @@ static inline __attribute__((always_inline)) void put(Output out, int64_t at, ve
 }
 
 /* Totals of one token, its halves `half` apart, become outputs: a vector of them from `column` on, or a panel. */
-static inline __attribute__((always_inline)) vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
+INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
                                                                const total *c, int64_t half) {
 #if defined(DOT_BYTES)
     ivec high = *(const ivec *)c - (*(const ivec *)(m.sum + column) << 7);
@@ -584,7 +507,7 @@ static inline __attribute__((always_inline)) vec finish_vector(Matrix m, Inputs 
     if (m.bias) value += load_f32(m.bias + column);
     return value;
 }
-static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
+INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
                                                          const total *c, int64_t half, Output out) {
     int64_t column = panel * PANEL;
     vec low = finish_vector(m, in, token, column, c, half);

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.codes import CodedLinear, CodedWeight
-from generation.fast.native.build import library_parts, load_library
-from generation.fast.native.passes import Pass, run_pass
+from generation.fast.native.build import load_library, structure
+from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
     ARITHMETIC,
     LAYERS,
@@ -37,43 +37,16 @@ from generation.fast.quantized import (
 )
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 _SUMMED = 4_096  # rows
 NOTED = 256  # tokens by which second moments are known
 
 
-class Matrix(ctypes.Structure):
-    """A matrix as panels.h has it."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("panels", "scale", "sum", "bias")),
-        *((name, _LONG) for name in ("rows", "columns")),
-        *((name, _POINTER) for name in ("words", "coarse")),
-        *((name, _LONG) for name in ("form", "bits", "span")),
-    )
-
-
-def _declare_panels(opened: ctypes.CDLL) -> None:
-    matrix, made = ctypes.POINTER(Matrix), ctypes.POINTER(Pass)
-    functions = {
-        "panel": (_LONG, ()),
-        "units": (_LONG, (_LONG,)),
-        "linear_floats": (_LONG, (matrix, _LONG)),
-        "linear": (None, (matrix, _POINTER, _LONG, made, _POINTER, _POINTER)),
-        "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
-    }
-    if hasattr(opened, "ocelli_quantize"):  # four bits
-        functions["quantize"] = (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, made))
-    else:
-        functions["pack"] = (None, (_POINTER, _LONG, _LONG, _POINTER, made))
-    for name, (result, arguments) in functions.items():
-        function = getattr(opened, f"ocelli_{name}")
-        function.restype, function.argtypes = result, arguments
+Matrix = structure("Matrix")
 
 
 def load_panels(weight_bits: int) -> ctypes.CDLL:
     """The functions of linear.h, for one weight type. Raises NoCompiler."""
-    return load_library(*library_parts(weight_bits), _declare_panels)
+    return load_library("decode.c", weight_bits)
 
 
 def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
@@ -213,7 +186,7 @@ class PanelWeight(nn.Module):
         return rows_of_units(units.unflatten(1, (-1, 9)))
 
     @property
-    def matrix(self) -> Matrix:
+    def matrix(self) -> ctypes.Structure:
         """Its addresses, which hold as long as this module is where it is."""
         parts = (self.weight, self.scale, self.sum, self.bias, self.words, self.coarse)
         addresses = [None if part is None else part.data_ptr() for part in parts]

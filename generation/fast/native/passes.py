@@ -13,13 +13,14 @@ Small work takes few threads from the start. The results have the same bits with
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from generation.fast.native.build import structure
 from generation.processors import limit_threads
 
 STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
@@ -27,10 +28,7 @@ LONGEST_PAUSE = 1.0  # seconds until all threads are tried again
 EACH = 2**20  # products of weights and activations that are worth a thread
 
 
-class Pass(ctypes.Structure):
-    """A pass as team.h has it."""
-
-    _fields_ = (("threads", ctypes.c_int64), ("stake", ctypes.c_double), ("lost", ctypes.c_double))
+Pass = structure("Pass")
 
 
 class Passes:
@@ -40,7 +38,7 @@ class Passes:
         self._fewer, self._until, self._pause = 1, 0.0, 0.0  # threads in a pause, its end, its seconds
         self._team = threading.Lock()  # one pass at a time has several threads
 
-    def run(self, call: Callable[[Pass], None], products: float) -> None:
+    def run(self, call: Callable[[Any], None], products: float) -> None:
         """Make a pass over so many products of weights and activations."""
         began, most = time.perf_counter(), limit_threads()
         allowed = min(most, self._fewer) if began < self._until else most

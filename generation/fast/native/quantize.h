@@ -24,7 +24,7 @@ static inline Fit better(Fit a, Fit b) {
 
 /* The best of `best` and, for `count` zeros, what least squares make of the codes that the numbers have with them and a
  * scale of 1 / inverse: a scale and a zero as they can be stored. Errors leave out the squares of the numbers. */
-static inline __attribute__((always_inline)) Fit improve(Numbers n, vec inverse, const vec *zero, int count, Fit best) {
+INLINE Fit improve(Numbers n, vec inverse, const vec *zero, int count, Fit best) {
     vec codes[PHASES] = {{0}}, squares[PHASES] = {{0}}, products[PHASES] = {{0}}, each = all(1.0f) / n.count;
     for (int i = 0; i < GROUP; i++)
         for (int k = 0; k < count; k++) { /* side by side, as sums wait for one another */

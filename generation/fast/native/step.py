@@ -21,92 +21,30 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.native import build
-from generation.fast.native.build import library_parts, load_library
-from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
-from generation.fast.native.passes import Pass, run_pass
-from generation.fast.network import DECODER
+from generation.fast.native.build import load_library, structure
+from generation.fast.native.panels import BITS, PanelWeight, to_panels, unreadable
+from generation.fast.native.passes import run_pass
+from generation.fast.network import DECODER, MIXERS
 from generation.kv_cache import STATES, KVCache, geometry
 from generation.steps import Step
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm", "key", "value")),
-        ("mix", Matrix),
-        ("taps", _LONG),
-        *((name, _POINTER) for name in ("convolution", "conv_bias", "conv")),
-        *((name, Matrix) for name in ("z", "b", "a")),
-        *((name, _POINTER) for name in ("a_scale", "a_bias", "value_norm", "state", "recent", "inputs")),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocab")),
-        *((name, _LONG) for name in ("rotated", "gated", "mixed")),
-        *((name, _LONG) for name in ("delta_keys", "delta_heads", "key_dim", "value_dim")),
-        ("eps", ctypes.c_float),
-        ("embedding", Matrix),
-        ("head", Matrix),
-        ("final_norm", _POINTER),
-        ("inv_freq", _POINTER),
-        ("axis", _POINTER),
-        ("layer", ctypes.POINTER(_Layer)),
-    )
-
-
-class _Tokens(ctypes.Structure):
-    _fields_ = (
-        ("count", _LONG),
-        ("id", ctypes.POINTER(_LONG)),
-        ("deep", _LONG),
-        ("embedding", _POINTER),
-        *((name, ctypes.POINTER(_LONG)) for name in ("row", "position")),
-        ("axes", _LONG),
-        ("place", ctypes.POINTER(_LONG)),
-        ("outputs", _LONG),
-        ("output", ctypes.POINTER(_LONG)),
-    )
+# The names that decode.c has for matrices, where it is not the layer's without "_proj".
+_NAMES = {"in_proj": "mix", "in_proj_qkv": "mix", "out_proj": "o"} | {f"in_proj_{x}": x for x in "zba"}
 
 
 def _longs(numbers: Sequence[int]) -> ctypes.Array:
-    return (_LONG * len(numbers))(*numbers)
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _each(number: int | Tensor, rows: int) -> list[int]:
     """A start or an offset of each row."""
-    if isinstance(number, int):
-        return [number] * rows
-    return number.expand(rows).tolist()
+    return [number] * rows if isinstance(number, int) else number.expand(rows).tolist()
 
 
 def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
     """The positions of all tokens, row by row."""
-    return [start + step for start, length in zip(starts, lengths) for step in range(length)]
-
-
-def _packed_strides(name: str, tensor: Tensor, capacity: int) -> tuple[int, ...]:
-    """The strides of a tensor of a cache with `capacity` slots, or of a view of it, that has no gaps."""
-    _, heads, count, width = tensor.shape
-    count = count if name in STATES else capacity
-    return heads * count * width, count * width, width, 1
-
-
-def _declare(opened: ctypes.CDLL) -> None:
-    model, tokens = ctypes.POINTER(_Model), ctypes.POINTER(_Tokens)
-    opened.ocelli_scratch_floats.restype = _LONG
-    opened.ocelli_scratch_floats.argtypes = (model, tokens, _LONG)
-    opened.ocelli_forward.restype = None
-    opened.ocelli_forward.argtypes = (model, tokens, _LONG, ctypes.POINTER(Pass), _POINTER, _POINTER)
-
-
-def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
-    """The compiled step. Raises NoCompiler."""
-    return load_library(*library_parts(weight_bits, cache_bits), _declare)
+    return [start + i for start, length in zip(starts, lengths, strict=True) for i in range(length)]
 
 
 def unsupported(language_model) -> str | None:
@@ -123,7 +61,7 @@ def unsupported(language_model) -> str | None:
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
     weight = language_model.layers[0].mlp.gate_proj.weight
-    return build.is_compiled(library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype]))
+    return build.is_compiled("decode.c", BITS[weight.dtype], BITS[language_model.cache_dtype])
 
 
 class NativeStep(Step):
@@ -141,26 +79,16 @@ class NativeStep(Step):
         # Without `Step.__init__`: nothing here is eager.
         model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
         self._weight_bits = BITS[model.layers[0].mlp.gate_proj.weight.dtype]
-        self.library = load_step(self._weight_bits, cache_bits)
+        self.library = load_library("decode.c", self._weight_bits, cache_bits)
         to_panels(model)
         self._vocab = config.vocab_size
-        self._kept: list = []  # decode.c points to these, so they must live as long as this object
-        self._layers = (_Layer * config.num_hidden_layers)()
+        self._kept: list[Tensor] = []  # decode.c points to these, so they must live as long as this object
+        self._layers = (structure("Layer") * config.num_hidden_layers)()
         for slot, layer in zip(self._layers, model.layers, strict=True):
-            if layer.mixer == "attention":
-                self._describe_attention(slot, layer.self_attn)
-            elif layer.mixer == "conv":
-                self._describe_convolution(slot, layer.conv)
-            else:
-                self._describe_delta(slot, layer.linear_attn)
-            for name in ("gate", "up", "down"):
-                setattr(slot, name, self._matrix(getattr(layer.mlp, f"{name}_proj")))
-            slot.input_norm = self._norm(layer.input_layernorm)
-            slot.post_norm = self._norm(layer.post_attention_layernorm)
-        self._axis: Tensor | None = None  # (D_h / 2,): which of three places each frequency turns by
-        if config.rope_sections:
-            self._axis = model.turns(torch.arange(3)[:, None, None]).contiguous()
-        self._description = _Model(
+            self._describe(slot, layer)
+        self._turns = bool(config.rope_sections)  # tokens have three places
+        axis = model.turns(torch.arange(3)[:, None, None]).flatten().tolist() if self._turns else []
+        self._description = structure("Model")(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=config.num_attention_heads,
@@ -180,45 +108,45 @@ class NativeStep(Step):
             head=self._matrix(model.lm_head),
             final_norm=self._norm(model.norm),
             inv_freq=self._float(model.inv_freq(torch.device("cpu"))),
-            axis=None if self._axis is None else self._axis.data_ptr(),
+            axis=_longs(axis),
             layer=self._layers,
         )
         self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
         self._lock = Lock()  # for the cache's addresses and the scratch memory
 
-    def _describe_attention(self, slot: _Layer, attention) -> None:
-        for name in ("q", "k", "v", "o"):
-            setattr(slot, name, self._matrix(getattr(attention, f"{name}_proj")))
-        if attention.q_norm and attention.k_norm:
-            slot.q_norm, slot.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
+    def _describe(self, slot: ctypes.Structure, layer) -> None:
+        mixer = getattr(layer, MIXERS[layer.mixer][0])
+        for name, part in (*mixer.named_children(), *layer.mlp.named_children()):
+            if isinstance(part, PanelWeight):
+                setattr(slot, _NAMES.get(name, name.removesuffix("_proj")), self._matrix(part))
+        slot.input_norm = self._norm(layer.input_layernorm)
+        slot.post_norm = self._norm(layer.post_attention_layernorm)
+        if layer.mixer == "attention":
+            slot.q_norm, slot.k_norm = self._norm(mixer.q_norm), self._norm(mixer.k_norm)
+            return
+        taps = mixer.weight if layer.mixer == "conv" else mixer.conv_weight
+        slot.taps, slot.convolution = taps.shape[2], self._float(taps[:, 0].T)
+        if layer.mixer == "conv":
+            slot.conv_bias = self._float(mixer.bias)
+        else:
+            slot.a_scale, slot.a_bias = self._float(-mixer.A_log.float().exp()), self._float(mixer.dt_bias)
+            slot.value_norm = self._norm(mixer.norm)
 
-    def _describe_convolution(self, slot: _Layer, convolution) -> None:
-        slot.mix, slot.o = self._matrix(convolution.in_proj), self._matrix(convolution.out_proj)
-        slot.taps = convolution.weight.shape[2]
-        slot.convolution = self._float(convolution.weight[:, 0].T)
-        if convolution.bias is not None:
-            slot.conv_bias = self._float(convolution.bias)
-
-    def _describe_delta(self, slot: _Layer, delta) -> None:
-        slot.mix, slot.o = self._matrix(delta.in_proj_qkv), self._matrix(delta.out_proj)
-        for name in ("z", "b", "a"):
-            setattr(slot, name, self._matrix(getattr(delta, f"in_proj_{name}")))
-        slot.taps = delta.conv_weight.shape[2]
-        slot.convolution = self._float(delta.conv_weight[:, 0].T)
-        slot.a_scale, slot.a_bias = self._float(-delta.A_log.float().exp()), self._float(delta.dt_bias)
-        slot.value_norm = self._norm(delta.norm)
-
-    def _norm(self, norm: nn.RMSNorm) -> int:
+    def _norm(self, norm: nn.RMSNorm | None) -> int | None:
         """The address of the factors of a norm."""
+        if norm is None:
+            return None
         around_one = type(norm) is not nn.RMSNorm
         return self._float(1 + norm.weight.float() if around_one else norm.weight)
 
-    def _float(self, tensor: Tensor) -> int:
+    def _float(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
-    def _matrix(self, module: PanelWeight) -> Matrix:
+    def _matrix(self, module: PanelWeight) -> ctypes.Structure:
         assert BITS[module.weight.dtype] == self._weight_bits, f"mixed weight types: {module.weight.dtype}"
         self._kept.extend(module.buffers())
         return module.matrix
@@ -244,9 +172,6 @@ class NativeStep(Step):
     def _logits(self, token_ids, kv_cache: KVCache, starts: Sequence[int], offsets: Sequence[int]) -> Tensor:
         """Ids of each row, which it has from its start on -> (T, V) of all tokens, row by row."""
         lengths, ids = list(map(len, token_ids)), [one for own in token_ids for one in own]
-        if not len(lengths) == len(starts) == len(offsets):
-            got = f"{len(lengths)} rows, {len(starts)} starts and {len(offsets)} offsets"
-            raise ValueError(f"starts, offsets: expected one of each for a row, got {got}")
         places = _positions(lengths, list(map(add, starts, offsets))) if any(offsets) else None
         return self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, places)
 
@@ -264,8 +189,8 @@ class NativeStep(Step):
             raise ValueError(f"lengths: expected up to {longest} for each row, got {list(lengths)}")
         if not width or width % self._description.width:
             raise ValueError(f"embeddings: expected width {self._description.width}, got {width}")
-        if places is not None and (self._axis is None or places.shape != (3, batch, longest)):
-            expected = "None for this model" if self._axis is None else (3, batch, longest)
+        expected = (3, batch, longest) if self._turns else None
+        if places is not None and places.shape != expected:
             raise ValueError(f"places: expected {expected}, got {tuple(places.shape)}")
 
         def real(rows: Tensor) -> Tensor:
@@ -306,7 +231,7 @@ class NativeStep(Step):
             raise ValueError(f"start_pos: expected 0 or more, got {min(starts)}")
         if len(lengths) > held.rows:
             raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {held.rows}")
-        library = load_step(self._weight_bits, BITS[held.dtype])
+        library = load_library("decode.c", self._weight_bits, BITS[held.dtype])
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         positions = _positions(lengths, starts)
         axes = 1 if places is None else len(places) // len(rows)
@@ -314,17 +239,17 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    expected = _packed_strides(name, own, head_stride)
-                    if own.stride() != expected:
+                    _, heads, count, width = own.shape
+                    count = count if name in STATES else head_stride  # slots of the buffer, if it is a view
+                    if own.stride() != (expected := (heads * count * width, count * width, width, 1)):
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())
             logits, done = torch.empty(len(wanted), self._vocab), 0  # done: so many logits
             for first in range(0, len(rows), MOST_TOKENS):
                 end = min(first + MOST_TOKENS, len(rows))
                 here = [token - first for token in wanted if first <= token < end]
-                given, kind = tokens[first:end], "embedding" if isinstance(tokens, Tensor) else "id"
-                at = _longs(positions[first:end])
-                part = _Tokens(
+                given, at = tokens[first:end], _longs(positions[first:end])
+                part = structure("Tokens")(
                     count=end - first,
                     row=_longs(rows[first:end]),
                     position=at,
@@ -332,16 +257,20 @@ class NativeStep(Step):
                     place=at if places is None else _longs(places[first * axes : end * axes]),
                     outputs=len(here),
                     output=_longs(here),
-                    **{kind: given.data_ptr() if isinstance(given, Tensor) else _longs(given)},
                 )
                 if isinstance(given, Tensor):
-                    part.deep = given.shape[1] // self._description.width - 1
+                    part.embedding, part.deep = (
+                        given.data_ptr(),
+                        given.shape[1] // self._description.width - 1,
+                    )
+                else:
+                    part.id = _longs(given)
                 call = partial(self._pass, library, part, head_stride, logits[done:].data_ptr())
                 run_pass(call, part.count * self._products)
                 done += len(here)
         return logits
 
-    def _pass(self, library: ctypes.CDLL, part: _Tokens, capacity: int, logits: int, made: Pass) -> None:
+    def _pass(self, library: ctypes.CDLL, part: ctypes.Structure, capacity: int, logits: int, made) -> None:
         needed = library.ocelli_scratch_floats(self._description, part, made.threads)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed)

@@ -9,6 +9,10 @@
 #include <immintrin.h>
 #endif
 
+#define INLINE static inline __attribute__((always_inline))
+/* A loop with a constant number of rounds, which is unrolled: then an array of its vectors is in registers. */
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+
 /* AVX-512 without dot products of bytes multiplies int8 and four-bit weights as AVX2 does. */
 #if defined(__AVX512F__) && (WEIGHT_BITS > 8 || (defined(__AVX512VNNI__) && defined(__AVX512BW__)))
 #define LANES 16 /* floats in a vector: one register (on NEON, two) */
