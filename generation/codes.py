@@ -51,14 +51,13 @@ def pair(low: Tensor, high: Tensor) -> Tensor:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes (R, C) -> int32 units (R, C / 8) of four bits, or (R, C / 4) of eight, padded with zeros to
-    whole blocks. A unit of four bits has the codes of four columns in the low halves of its bytes, and those
-    of the next four in the high halves."""
-    codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK))
-    if bits == 4:
-        codes = codes.unflatten(-1, (-1, 2, 4))
-        codes = (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2)
-    return codes.contiguous().view(torch.int32)
+    """Codes (R, C) of a byte each, or words of four -> units (R, C / 8) of four bits, or the words (R, C / 4),
+    padded with zeros to whole blocks. A unit of four bits has the codes of four columns in the low halves of
+    its bytes, and those of the next four in the high halves."""
+    if codes.dtype == torch.uint8:
+        codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).contiguous().view(torch.int32)
+    words = F.pad(codes, (0, -codes.shape[-1] % (BLOCK // 4)))
+    return words[..., ::2] | words[..., 1::2] << 4 if bits == 4 else words
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
 from models.checkpoints.weights import Entry, Shape, joined, rename
 
 _HALF = torch.float16
+_LOW, _ONES = 0x0F0F0F0F, 0x01010101  # of each byte of a word
 
 
 # ----------------------------------------------------------------------------------------------------- GGUF
@@ -32,15 +33,20 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
     return read(blocks, blocks.shape[1] * width)
 
 
-def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, all)."""
-    return block[..., begin:end].contiguous().view(dtype).flatten(1)
+def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
+    return block[..., begin:end].contiguous().view(dtype)
 
 
-def _halves(block: Tensor, begin: int, run: int) -> Tensor:
-    """The low halves of `run` bytes from `begin` on and then the high ones, and so on: (R, n, codes)."""
-    low = block[..., begin : begin + (block.shape[-1] - begin) // run * run].unflatten(-1, (-1, 1, run))
-    return torch.cat((low & 15, low >> 4), -2).flatten(-3)
+def _halves(words: Tensor, run: int) -> Tensor:
+    """The low halves of the bytes of `run` words, then the high ones, and so on: (R, n, 2 · words)."""
+    words = words.unflatten(-1, (-1, 1, run))
+    return torch.cat((words & _LOW, words >> 4 & _LOW), -2).flatten(-3)
+
+
+def _spread(words: Tensor, bits: int) -> Tensor:
+    """The lowest bits of each byte of words (…, n), then the next ones, and so on: (…, 8 / bits · n)."""
+    return torch.cat([words >> at & (2**bits - 1) * _ONES for at in range(0, 8, bits)], -1)
 
 
 def _with_zero(scale: Tensor, zero: int) -> Tensor:
@@ -50,11 +56,16 @@ def _with_zero(scale: Tensor, zero: int) -> Tensor:
 def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     """Blocks of a scale, a least weight (where no zero is given), fifth bits of all, and codes."""
     at = 2 if zero else 4
-    words = _with_zero(_typed(block, 0, 2, _HALF), zero) if zero else _typed(block, 0, 4, torch.int32)
-    codes = block[..., 2:] ^ 128 if bits == 8 else _halves(block, at + 4 * (bits == 5), 16)
-    if bits == 5:
-        high = block[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
-        codes = codes | high.flatten(-2) << 4
+    words = (
+        _with_zero(_typed(block, 0, 2, _HALF).flatten(1), zero) if zero else _typed(block, 0, 4).flatten(1)
+    )
+    if bits == 8:
+        codes = _typed(block, 2, 34) ^ -0x7F7F7F80  # the highest bit of each
+    else:
+        codes = _halves(_typed(block, at + 4 * (bits == 5), block.shape[-1]), 4)
+    if bits == 5:  # a word has those of 32 columns, one after the other
+        four = _typed(block, at, at + 4) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
+        codes = codes | (four * 0x204081 & _ONES) << 4
     bits = 4 if bits == 4 else 8
     form = Form.HALF_ZERO if zero else Form.HALF_LEAST
     return Codes(form, bits, columns, 32, packed(codes.flatten(1), bits), words)
@@ -66,20 +77,20 @@ def _of_256(block: Tensor, columns: int) -> Codes:
     scale = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), -1)
     least = torch.cat((least & 63, rest >> 4 | (least >> 2 & 48)), -1)
     words = torch.stack((scale, least), -1).flatten(1).view(torch.int32)
-    if (bits := 4 if block.shape[-1] == 144 else 8) == 4:
-        codes = _halves(block, 16, 32)
-    else:
-        high = block[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-        codes = _halves(block, 48, 32) | high.flatten(-2) << 4
-    coarse = _typed(block, 0, 4, torch.int32)
+    codes, bits = _halves(_typed(block, block.shape[-1] - 128, block.shape[-1]), 8), 4
+    if block.shape[-1] > 144:
+        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 8
+    coarse = _typed(block, 0, 4).flatten(1)
     return Codes(Form.SUPER, bits, columns, 64, packed(codes.flatten(1), bits), words, coarse)
 
 
 def _q6_k(block: Tensor, columns: int) -> Codes:
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
-    codes = _halves(block[..., :128], 0, 64) | high.flatten(-3) << 4
-    words, coarse = _typed(block, 192, 208, torch.int32), _with_zero(_typed(block, 208, 210, _HALF), 0)
+    high = _spread(_typed(block, 128, 192).unflatten(-1, (2, 8)), 2)
+    codes = _halves(_typed(block, 0, 128), 16) | high.flatten(-2) << 4
+    words, coarse = (
+        _typed(block, 192, 208).flatten(1),
+        _with_zero(_typed(block, 208, 210, _HALF).flatten(1), 0),
+    )
     return Codes(Form.SIXTEENTHS, 8, columns, 64, packed(codes.flatten(1), 8), words, coarse)
 
 
@@ -98,13 +109,13 @@ Parts = Mapping[str, Tensor]  # of a matrix, by the last part of their names
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 (R, n) -> uint8 (R, n * 32 / bits): the lowest bits of a word come first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (words[..., None] >> shifts & 2**bits - 1).to(torch.uint8).flatten(-2)
+    codes = [(words >> at & 2**bits - 1).to(torch.uint8) for at in range(0, 32, bits)]
+    return torch.stack(codes, -1).flatten(-2)
 
 
 def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int) -> Codes:
     """Of uint8 codes (R, C), scales (R, G) and zeros (R, G)."""
-    columns, groups = codes.shape[1], scale.shape[1]
+    columns, groups, bits = codes.shape[1], scale.shape[1], max(bits, 4)
     span = columns // groups if groups > 1 else columns + -columns % 64
     form = {_HALF: Form.HALF_ZERO, torch.bfloat16: Form.BF16_ZERO}.get(scale.dtype, Form.FLOAT_ZERO)
     zeros = torch.full_like(scale, zero, dtype=torch.int16) if isinstance(zero, int) else zero.short()
@@ -142,15 +153,15 @@ def _in_order(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int, group
 
 
 def _fp8(parts: Parts, settings: Mapping) -> Codes:
-    weight = parts["weight"]
-    scale = parts["weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"].float()
-    rows, columns = weight.shape
+    """Scales of blocks, of rows, or one of all."""
+    weight, scale = parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale")).float()
+    (rows, columns), scale = weight.shape, scale.reshape(len(scale) if scale.ndim else 1, -1)
     span = columns + -columns % 64
-    if scale.ndim == 2 and scale.shape[1] > 1:
-        high, span = settings["weight_block_size"]
+    if scale.shape[1] > 1 or len(scale) not in (1, rows):
+        high, span = settings.get("weight_block_size") or (128, 128)
         scale = scale.repeat_interleave(high, 0)[:rows]
-    words = scale.reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1).expand(rows, -1).contiguous()
-    return Codes(Form.FP8, 8, columns, span, packed(weight.view(torch.uint8), 8), _bits(words))
+    codes = packed(weight.view(torch.uint8), 8)
+    return Codes(Form.FP8, 8, columns, span, codes, _bits(scale.expand(rows, -1)))
 
 
 def _packed_integers(parts: Parts, settings: Mapping) -> Codes | Tensor:
@@ -179,9 +190,9 @@ def _nf4(parts: Parts, settings: Mapping) -> Tensor:
     state = _state(parts)
     weight, largest = parts["weight"].flatten(), parts["weight.absmax"]
     if "weight.nested_absmax" in parts:
-        fine = parts["weight.nested_quant_map"][largest.int()].unflatten(0, (-1, 1))
+        fine = parts["weight.nested_quant_map"][largest.int()]
         outer = parts["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(largest)]
-        largest = fine.flatten() * outer + state["nested_offset"]
+        largest = fine * outer + state["nested_offset"]
     codes = torch.stack((weight >> 4, weight & 15), -1).flatten()
     numbers = parts["weight.quant_map"][codes.int()]
     return (numbers * largest.repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])

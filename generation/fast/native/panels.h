@@ -541,15 +541,12 @@ static void product_of_codes(Matrix m, Inputs in, int64_t panel, int64_t first, 
     total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
     uint32_t opened[OPENED * MOST_OPENED] __attribute__((aligned(64)));
     int64_t blocks = (m.columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    const Kernel *kernels = m.form == SIXTEENTHS ? coded_16 : coded_32;
+    const Kernel *kernels = m.form == SIXTEENTHS ? coded_16 : m.form == FP8 ? coded_float : coded_32;
     for (int64_t b = 0; b < blocks; b += OPENED) {
-        int64_t here = blocks - b < OPENED ? blocks - b : OPENED, size = open_codes(m, panel, b, here, opened);
-        const uint32_t *x = in.x + first * in.stride + b * BLOCK_OF_WORDS;
-        for (int64_t r = 0, some; r < count; r += some) {
-            some = m.form == FP8 ? 1 : count - r < MOST_CODED ? count - r : MOST_CODED;
-            if (m.form == FP8) coded_floats(x + r * in.stride, opened, size, here, b == 0, c + r * PANEL);
-            else kernels[some](x + r * in.stride, in.stride, opened, size, here, b == 0, c + r * PANEL, PANEL);
-        }
+        int64_t here = blocks - b < OPENED ? blocks - b : OPENED, size = open_codes(&m, panel, b, here, opened);
+        for (int64_t r = 0, most = m.form == FP8 ? 1 : 6; r < count; r += most)
+            kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride,
+                                                         opened, size, here, b == 0, c + r * PANEL, PANEL);
     }
     for (int64_t r = 0; r < count; r++) finish(m, in, first + r, panel, c + r * PANEL, PANEL, out);
 }
