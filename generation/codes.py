@@ -51,7 +51,7 @@ def pair(low: Tensor, high: Tensor) -> Tensor:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes (R, C) of a byte each, or words of four -> units (R, C / 8) of four bits, or the words (R, C / 4),
+    """Codes (R, C) of a byte each, or words of four -> units (R, C / 8) of four bits, or words (R, C / 4),
     padded with zeros to whole blocks. A unit of four bits has the codes of four columns in the low halves of
     its bytes, and those of the next four in the high halves."""
     if codes.dtype == torch.uint8:
