@@ -223,9 +223,8 @@ def _mlx(parts: Parts, settings: Mapping) -> Codes | Tensor:
 
 
 class Scheme(NamedTuple):
-    """One way in which a matrix is stored: what it is called, the type of its first part, the parts that it
-    must have, the first of them the codes and the last the scales, the shape (R, C) by that of the codes, and
-    its reader."""
+    """One way in which a matrix is stored: what it is called, with its bits; the type of its codes; its
+    parts, the codes first and the scales last; its shape (R, C) by that of the codes; its reader."""
 
     label: str
     dtype: str
@@ -244,18 +243,16 @@ def _words(shape: Shape, bits: int) -> Shape:
 
 # The first that fits is taken.
 SCHEMES = (
-    Scheme("AWQ", "I32", ("qweight", "qzeros", "scales"), lambda shape, _: (shape[1] * 8, shape[0]), _awq),
-    Scheme(
-        "GPTQ", "I32", ("qweight", "qzeros", "scales"), lambda shape, n: (shape[1], shape[0] * 32 // n), _gptq
-    ),
+    Scheme("AWQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, _: (s[1] * 8, s[0]), _awq),
+    Scheme("GPTQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, n: (s[1], s[0] * 32 // n), _gptq),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
-    Scheme("INT", "I8", ("weight", "weight_scale"), _same, _packed_integers),
-    Scheme("INT", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
+    Scheme("INT-{}", "I8", ("weight", "weight_scale"), _same, _packed_integers),
+    Scheme("INT-{}", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
     Scheme("NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4),
     Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
     Scheme("NF4", "U8", ("weight", "weight.absmax", "weight.quant_map"), _same, _nf4),
-    Scheme("MLX", "U32", ("weight", "biases", "scales"), _words, _mlx),
+    Scheme("MLX-{}", "U32", ("weight", "biases", "scales"), _words, _mlx),
 )
 _METHODS = {"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mlx"}
 
@@ -301,7 +298,7 @@ def kept_bytes(entry: Entry) -> int:
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
     groups = numbers // 32
-    if isinstance(entry, CodedEntry) and entry.scheme.label not in ("FP8", "NF4", "NVFP4", "LLM.int8"):
+    if isinstance(entry, CodedEntry) and "{}" in entry.scheme.label:  # of 4 or 8 bits
         bits, groups = entry.settings["bits"], math.prod(entry.parts[entry.scheme.parts[-1]].shape)
     return numbers * bits // 8 + 4 * groups
 
@@ -346,30 +343,22 @@ def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str
     found: dict[str, Entry] = {}
     for stem, parts in stems.items():
         own = {**settings, **section(settings, stem)} if isinstance(settings.get(stem), dict) else settings
-        scheme = next((one for one in SCHEMES if _fits(one, parts, own)), None)
-        for leaf, entry in parts.items():
-            if scheme is None or leaf == "bias":
-                found[f"{stem}.{leaf}" if stem else leaf] = entry
-        if scheme is not None:
-            parts = {leaf: entry for leaf, entry in parts.items() if leaf != "bias"}
-            first = parts[scheme.parts[0]]
+        if scheme := next((one for one in SCHEMES if _fits(one, parts, own)), None):
+            first, others = parts[scheme.parts[0]], {"bias": parts.pop("bias")} if "bias" in parts else {}
             shape = scheme.shape(first.shape, own["bits"])
             if scheme.label == "NF4":
-                state = next(name for name in parts if ".quant_state." in name)
-                shape = tuple(json.loads(bytes(parts[state].stored().tolist()))["shape"])
-            label = scheme.label + (
-                "" if scheme.label in ("FP8", "NF4", "NVFP4", "LLM.int8") else f"-{own['bits']}"
-            )
-            found[f"{stem}.weight"] = CodedEntry(
-                first.path, label, shape, first.begin, first.end, scheme, parts, own
-            )
+                state = {name: part.stored() for name, part in parts.items() if ".quant_state." in name}
+                shape = tuple(_state(state)["shape"])
+            place = first.path, scheme.label.format(own["bits"]), shape, first.begin, first.end
+            parts = {**others, "weight": CodedEntry(*place, scheme, parts, own)}
+        found |= {f"{stem}.{leaf}".lstrip("."): entry for leaf, entry in parts.items()}
     return _from_mlx(found) if settings.get("quant_method") == "mlx" else found
 
 
 def _fits(scheme: Scheme, parts: Mapping[str, Entry], settings: Mapping) -> bool:
     if any(name not in parts for name in scheme.parts) or parts[scheme.parts[0]].dtype != scheme.dtype:
         return False
-    return scheme.label != "AWQ" or settings.get("quant_method") == "awq"
+    return scheme.label != "AWQ-{}" or settings.get("quant_method") == "awq"
 
 
 # MLX's names -> the Hub's.
