@@ -64,7 +64,8 @@ def command_parser(name: str, description: str) -> Parser:
     add("--model", type=flags.model, default=str(DEFAULT_MODEL), help=flags.MODEL)
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=flags.device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
-    weights = "dtype of weights; auto (default): float32 on a CPU, bfloat16 on CUDA, else the checkpoint's"
+    weights = "dtype of weights; auto (default): the codes of a quantized checkpoint; else float32 on a CPU, "
+    weights += "bfloat16 on CUDA, and elsewhere the checkpoint's"
     add("--dtype", type=flags.dtype, default="auto", choices=flags.DTYPES, help=weights)
     compiled = "answer with compiled code, with the same float32 output; auto (default): if it is compiled "
     compiled += "already, or worth it for a large model, a chat or a batch"

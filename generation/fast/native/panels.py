@@ -138,7 +138,8 @@ class PanelWeight(nn.Module):
 
         def panels(rows: Tensor) -> Tensor:
             """int32 (R, n) -> (panels, n, outputs of a panel)"""
-            return F.pad(rows, (0, 0, 0, padding)).unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+            rows = F.pad(rows, (0, 0, 0, padding)) if padding else rows
+            return rows.unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
 
         bias = None if layer.bias is None else F.pad(layer.bias.detach().float(), (0, padding))
         parts = {name: panels(rows) for name, rows in zip(("weight", "words", "coarse"), codes.tensors)}
