@@ -29,6 +29,14 @@ LIMITS: dict[str, Any] = {
 FAILED = 2  # the exit status after an error that is none of the grammar's
 
 
+def check(grammar: str) -> None:
+    """Raises ValueError for a grammar that means nothing, or uses what is not supported, to any tokenizer."""
+    limits = llguidance.LLParserLimits(**LIMITS)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if failed:
+        raise ValueError(messages[0])
+
+
 def compiled(tokenizer: Any, grammar: str) -> Any:
     """The matcher of a grammar. Raises ValueError."""
     limits = llguidance.LLParserLimits(**LIMITS)
