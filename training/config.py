@@ -516,10 +516,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 # ---------------------------------------------------------------------------------------- the recipe
+class _Loader(yaml.BaseLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.MarkedYAMLError(problem=f"expected each key once, got {twice[0]} again")
+        return super().construct_mapping(node, deep)
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's settings, as they are written. ValueError: no such file, not YAML, or an unknown key."""
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
+        recipe = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"recipe {path} cannot be read: {reason}") from None
