@@ -29,12 +29,11 @@ LIMITS: dict[str, Any] = {
 FAILED = 2  # the exit status after an error that is none of the grammar's
 
 
-def check(grammar: str) -> None:
-    """Raises ValueError for a grammar that means nothing, or uses what is not supported, to any tokenizer."""
+def problem(grammar: str) -> str:
+    """The reason why a grammar cannot be used, whatever the tokenizer, or ""."""
     limits = llguidance.LLParserLimits(**LIMITS)
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    if failed:
-        raise ValueError(messages[0])
+    return messages[0] if failed else ""
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
