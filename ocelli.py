@@ -95,3 +95,7 @@ def main() -> None:
             sys.exit(2)
     sys.argv[1:], messages.COMMAND = arguments, "ocelli"
     runpy.run_module(_BELOW + program, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
