@@ -55,6 +55,8 @@ def here(tmp_path, monkeypatch) -> Path:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "google").mkdir()
+    for name in ("weights.safetensors", "google/weights.safetensors"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -104,6 +106,7 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
         *((f"{folder}missing.gguf", "no checkpoint") for folder in ("", "runs/", "runs/first/", "./")),
         *((name, "") for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this/x")),
         *((name, "") for name in ("runs/first/config.json", "https://huggingface.co/owner/name")),
+        *((name, "expected a folder") for name in ("weights.safetensors", "google/weights.safetensors")),
     ],
 )
 def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
