@@ -87,14 +87,15 @@ def main() -> None:
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
         program, known = "generate", (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where")
-        if (
-            (meant := messages.did_you_mean(first, known))
-            and first not in known
-            and not os.path.exists(first)
-        ):
+        meant = "" if first in known or os.path.exists(first) else messages.did_you_mean(first, known)
+        if meant:
             print(
                 f"ocelli: error: {messages.printable(first)}: no such command or file{meant}", file=sys.stderr
             )
             sys.exit(2)
     sys.argv[1:], messages.COMMAND = arguments, "ocelli"
     runpy.run_module(_BELOW + program, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

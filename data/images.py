@@ -257,9 +257,8 @@ def _orientation(image: Image.Image) -> int:
         if image.format == "TIFF" and hasattr(image, "tag_v2"):
             found = image.tag_v2.get(_ORIENTATION)
         else:
-            head = (
-                Image.Image()
-            )  # the image itself may be somebody's; a PNG's own `getexif` decodes its pixels
+            # Not the image itself: it may be somebody's, and a PNG's own `getexif` decodes its pixels.
+            head = Image.Image()
             head.info = dict(image.info)
             if "exif" in head.info:
                 head.info["exif"] = head.info["exif"][:EXIF_HEAD]

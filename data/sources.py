@@ -462,12 +462,16 @@ class Share(NamedTuple):
         features = getattr(rows, "features", None) or {}
         column = next((key for key, one in features.items() if isinstance(one, library().ClassLabel)), None)
         if column is None and getattr(features.get(answer), "dtype", "") in ("string", "large_string"):
-            column = answer if _ROWS_A_CLASS * len(set(rows[answer])) <= len(rows) else None
-        classes = np.array([*map(str, rows[column])] if column else [""] * len(rows))
+            # One row of each, at least, is held out: of more answers that would be more than the share.
+            most = min(1 / _ROWS_A_CLASS, self.share) * len(rows)
+            column = answer if len({*rows[answer][:]}) <= most else None
+        numbers: dict[Any, int] = {}  # by class
+        known = rows[column][:] if column else [None] * len(rows)
+        classes = np.array([numbers.setdefault(one, len(numbers)) for one in known], int)
         order = np.random.RandomState(0).permutation(len(rows))  # whose numbers never change
         chosen = np.zeros(len(rows), bool)
-        for one in np.unique(classes):
-            own = order[classes[order] == one]
+        by_class = order[np.argsort(classes[order], kind="stable")]
+        for own in np.split(by_class, np.cumsum(np.bincount(classes))[:-1]):
             # At least one row of it, and not all: something of it is learnt.
             chosen[own[: min(max(1, round(self.share * len(own))), len(own) - 1)]] = True
         if not chosen.any():

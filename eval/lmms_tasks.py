@@ -55,9 +55,8 @@ def check_known(tasks: Sequence[Task], known: Sequence[str]) -> None:
         name = task if isinstance(task, str) else task["task"]
         if name not in known:
             near = did_you_mean(name, {*TRIED, *known})
-            raise LmmsError(
-                f"lmms-eval has no task {name!r}{near}; expected one such as {', '.join(TRIED[:4])}"
-            )
+            expected = f"expected one such as {', '.join(TRIED[:4])}"
+            raise LmmsError(f"lmms-eval has no task {name!r}{near}; {expected}")
 
 
 # --------------------------------------------------------------------------------- generation settings

@@ -386,7 +386,7 @@ METRICS: dict[str, Callable[..., Metric]] = {
 }
 
 
-def find_metric(name: str, **options) -> Metric:
+def find_metric(name: str, /, **options) -> Metric:
     """The metric of this name, with options of its own. Raises MetricError for what there is not."""
     if name not in METRICS:
         raise MetricError(f"unknown metric {name!r}; expected {' or '.join(sorted(METRICS))}")

@@ -47,11 +47,7 @@ def write_report(
         ("By kind of question", "questions about", results["families"][:-1]),
         ("By class", "expected", results["classes"]),
     ]
-    overall, speed, errors = (
-        results["families"][-1],
-        results["samples_per_second"],
-        results["errors"]["count"],
-    )
+    overall, speed = results["families"][-1], results["samples_per_second"]
     numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
     numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
     numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
@@ -62,7 +58,7 @@ def write_report(
     if calibration:
         numbers |= {"calibration error": f"{calibration['ece']:.1%}"}
     numbers |= {title: f"{cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items()}
-    numbers |= {"not answered": errors or None}
+    numbers |= {"not answered": results["errors"]["count"] or None}
     page = environment.get_template("report.html.jinja").render(
         results=results,
         overall=overall,

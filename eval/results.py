@@ -29,6 +29,7 @@ from eval.statistics import BINS, CONFIDENCE, best_of, calibration, score_interv
 from eval.tasks import EvalSample, EvalTask
 from inference.results import ResultsFile
 from inference.votes import pick
+from messages import one_line
 
 if TYPE_CHECKING:
     from inference.checkpoint import Checkpoint  # with PyTorch, which comparing runs does without
@@ -40,6 +41,7 @@ CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
 ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
 ERRORS_LISTED = 100
+ANSWERS_LISTED = 8  # to the questions of a class, the most common ones
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
 
@@ -172,21 +174,26 @@ def summarise(
 def by_class(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
     """The confusion table of a classification, where all samples ask one question with few answers: a row for
     each class, with its figures and how often which answer was given. [] for other tasks."""
-    classes = by_family(range(len(scored)), lambda i: task.samples[i].likeliest_target)
-    classes.pop(OVERALL)
+    classes: dict[str, list[int]] = {}
+    for i, sample in enumerate(task.samples):
+        classes.setdefault(sample.likeliest_target, []).append(i)
     asked = {(one.question, one.choices) for one in task.samples}
-    if len(asked) > 1 or task.samples[0].choices or 2 * len(classes) > len(scored):
+    few = 1 < len(classes) <= len(scored) / 2
+    if len(asked) > 1 or task.samples[0].choices or not few:
         return []
     same, rows = task.same(task.samples[0]), []
     known = {same(name): name for name in classes}
     for name in sorted(classes):
         own = [scored[i] for i in classes[name]]
         given = Counter(
-            name if one.score == 1 else known.get(same(one.answer), one.answer)
+            name if one.score == 1 else known.get(same(one.answer), one_line(one.answer, 40))
             for answers in own
             for one in answers
         )
-        rows.append({"name": name, **figures(task.metric, own), "answers": dict(given.most_common())})
+        shown = dict(given.most_common(ANSWERS_LISTED))
+        more = given.total() - sum(shown.values())
+        shown |= {"(others)": more} if more else {}
+        rows.append({"name": name, **figures(task.metric, own), "answers": shown})
     return rows
 
 

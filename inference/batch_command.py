@@ -85,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
         files = BatchFiles(source, args.out, args.model, options, args.shard)
         if source.key == "id":
             log(f"{counted(len(source.entries), 'question')} about images of {source.name}")
-        if unknown := {key for _, value in source.entries if isinstance(value, dict) for key in value} - {
-            *KEYS
-        }:
+        given = {key for _, value in source.entries if isinstance(value, dict) for key in value}
+        if unknown := given - {*KEYS}:
             log(f"keys without a meaning here, which results keep under other: {some(unknown)}")
         if args.shard:
             every = counted(files.all_shards, "question")

@@ -157,11 +157,8 @@ def questions_of_images(
     folder, with #1, #2, ... where there are several questions. Raises RequestError where there is no image.
     """
     unread: list[OSError] = []
-    folder = (
-        os.path.expanduser(names[0])
-        if len(names) == 1 and os.path.isdir(os.path.expanduser(names[0]))
-        else ""
-    )
+    first = os.path.expanduser(names[0])
+    folder = first if len(names) == 1 and os.path.isdir(first) else ""
     name = names[0] if len(names) == 1 else f"{len(names)} names"
     paths = {path for one in names for path in _found(one, unread)}
     if folder:

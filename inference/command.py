@@ -19,7 +19,7 @@ from generation.options import GenerationOptions, SamplingParams
 from inference import flags
 from inference.errors import RequestError
 from inference.flags import STDIN, Parser, check_image_name, is_question, option, positive, said
-from inference.grammar import MOST_BYTES, choice_grammar, json_grammar, read_choices
+from inference.grammar import MOST_BYTES, choice_grammar, json_grammar, read_choices, refusal
 from inference.printing import seen_at
 from inference.thinking import THINK_TOKENS, Think, held_to
 from inference.votes import PICKS
@@ -46,7 +46,12 @@ def log(text: str) -> None:
 def schema(name: str) -> str:
     """The grammar of the JSON schema in a file."""
     with open(name, "rb") as file:
-        return json_grammar(file.read(MOST_BYTES + 1))
+        grammar = json_grammar(file.read(MOST_BYTES + 1))
+    from inference.compiling import problem  # a fifth of a second: before a model is loaded
+
+    if found := problem(grammar):
+        raise RequestError(refusal(found))
+    return grammar
 
 
 @option

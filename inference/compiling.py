@@ -29,6 +29,13 @@ LIMITS: dict[str, Any] = {
 FAILED = 2  # the exit status after an error that is none of the grammar's
 
 
+def problem(grammar: str) -> str:
+    """The reason why a grammar cannot be used, whatever the tokenizer, or ""."""
+    limits = llguidance.LLParserLimits(**LIMITS)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    return messages[0] if failed else ""
+
+
 def compiled(tokenizer: Any, grammar: str) -> Any:
     """The matcher of a grammar. Raises ValueError."""
     limits = llguidance.LLParserLimits(**LIMITS)

@@ -109,8 +109,6 @@ class Span:
 
 
 # ------------------------------------------------------------------------------------- thinking that is asked
-
-
 @dataclass(frozen=True)
 class Think:
     """A request for thinking: `GenerationOptions.constraint`, until `for_prompt` makes it one of a model.

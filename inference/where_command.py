@@ -31,11 +31,10 @@ def run(args: argparse.Namespace) -> int:
     flags.check_model(args.model, args.revision)
     options = command.generation_options(args, confidence=False)
     images, (question,) = command.open_images(args.images), args.questions
-    from data.video import Clip
     from inference.answer import ask_each
     from inference.attribution import attention, draw, teacher_forcing
 
-    if clips := [one.name for one in images if isinstance(one, Clip)]:
+    if clips := [one.name for one in images if hasattr(one, "animated")]:
         raise ImageError(f"where: expected images, got the video {clips[0]}")
     checkpoint, options = command.load(args, options)
     command.log_sizes(args.images, images, checkpoint)

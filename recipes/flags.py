@@ -95,13 +95,14 @@ def main(folder: Path) -> None:
 
 def unpack(source: Path, folder: Path) -> None:
     """Lays the images as somebody has his own: a folder for each class, and a CSV of them beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(["photo", "label"])
         for number, line in enumerate(source.read_text(encoding="utf-8").splitlines()):
             row = json.loads(line)
             photo = folder / row["answer"] / f"{number:03}.png"
-            photo.parent.mkdir(parents=True, exist_ok=True)
+            photo.parent.mkdir(exist_ok=True)
             photo.write_bytes(base64.b64decode(row["image"].split(",")[1]))
             table.writerow([photo.relative_to(folder.parent).as_posix(), row["answer"]])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -238,3 +239,15 @@ def test_what_does_not_fit_together(folders):
         assert next(iter(options)) in complaint(*folders, **options)
     with pytest.raises(CheckpointError):
         VisionLanguageModel.from_pretrained(vision)
+
+
+@pytest.mark.parametrize(("which", "end"), [(0, "layers.1.mlp.fc1.weight"), (1, "norm.weight")])
+def test_missing_extra_and_misshapen_tensors(folders, which, end):
+    path = folders[which] / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(end))
+    weight = tensors.pop(name).clone()
+    for changed, said in (({}, name), ({name: weight, f"{name}.lora": weight.clone()}, f"{name}.lora"),
+                          ({name: weight[1:].clone()}, str(list(weight[1:].shape)))):  # fmt: skip
+        save_file(tensors | changed, path, metadata={"format": "pt"})
+        assert said in complaint(*folders)

@@ -3,7 +3,11 @@ which may answer slowly, wrongly or not at all."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -55,6 +59,8 @@ def here(tmp_path, monkeypatch) -> Path:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "google").mkdir()
+    for name in ("weights.safetensors", "google/weights.safetensors"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -104,6 +110,7 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
         *((f"{folder}missing.gguf", "no checkpoint") for folder in ("", "runs/", "runs/first/", "./")),
         *((name, "") for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this/x")),
         *((name, "") for name in ("runs/first/config.json", "https://huggingface.co/owner/name")),
+        *((name, "expected a folder") for name in ("weights.safetensors", "google/weights.safetensors")),
     ],
 )
 def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
@@ -224,6 +231,32 @@ def test_a_repository_that_cannot_be_found_is_said_so_at_once(repos, tmp_path, m
             text = complaint(ask, "nobody/nothing-alike")
             assert "there is no folder nobody/nothing-alike here" in text and not waits
             assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]
+
+
+@pytest.mark.slow
+def test_environment_variables(repos, tmp_path, local):
+    """The same once in a process of its own, with the variables that users set; and nothing is imported that
+    takes seconds."""
+    script = (
+        "import json, sys, torch\nfrom models import VisionLanguageModel\n"
+        "model = VisionLanguageModel.from_pretrained(sys.argv[1]).requires_grad_(False)\n"
+        "assert not {'torch._dynamo', 'transformers', 'torch.distributed.tensor'} & sys.modules.keys()\n"
+        "print(json.dumps(float(sum(p.double().sum() for p in model.parameters()))))\n"
+    )
+    with HubServer(repos) as server:
+        variables = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | variables
+        command = [sys.executable, "-c", script, SHARDED]
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == float(sum(p.detach().double().sum() for p in local.parameters()))
 
 
 # --------------------------------------------------------------------------------------------------- faults

@@ -10,7 +10,9 @@ import pytest
 
 from data.processor import Processor
 from families import idefics3
+from inference import checkpoint as opening
 from models import VisionLanguageModel
+from tests.hub_server import HubServer, point_client_at
 
 
 @pytest.fixture
@@ -64,3 +66,21 @@ def test_ids_outside_of_the_vocabulary_are_as_good_as_absent(folder, token_id):
     assert (config.eos_token_ids, config.pad_token_id) == ((), 3)
     stored = json.loads((folder / "config.json").read_text()) | {"bos_token_id": token_id}
     assert idefics3.read_config(stored, {"pad_token_id": token_id}, {}).pad_token_id == 3
+
+
+def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeypatch):
+    """A branch may move between the two."""
+    asked, original = [], Processor.from_pretrained
+
+    def noted(opened, **options):
+        asked.append(opened.processor_folder.name)
+        return original(opened, **options)
+
+    monkeypatch.setattr(Processor, "from_pretrained", noted)
+    with HubServer({"owner/tiny": folder}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        opened = opening.open_checkpoint("owner/tiny", "main", "cpu")
+        assert asked == [hub.commit("owner/tiny")]
+        assert opened.model.origin.commit == hub.commit("owner/tiny")
+        assert opened.model.config.eos_token_ids == stops(folder)
+    assert opening.open_checkpoint(folder, device="cpu").model.origin.commit is None

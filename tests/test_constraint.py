@@ -659,7 +659,7 @@ def test_the_command_line(as_json, complaint, tmp_path, photo):
     for wrong in (both, missing, ["--choices", "a,,b"], ["--choices", '["a"']):
         assert complaint(photo, "what?", *wrong)
     path.write_text('{"type": "strin"}')
-    assert "strin" in complaint(photo, "what?", "--schema", path)
+    assert "strin" in complaint(photo, "what?", "--schema", path, model=tmp_path / "none")  # before it loads
 
 
 @pytest.mark.slow

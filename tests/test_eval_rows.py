@@ -302,3 +302,6 @@ def test_labels_in_a_csv_are_held_out_by_class_and_have_a_confusion_table(tmp_pa
     cat, dog, owl = summarise(task, records)["classes"]
     assert cat["answers"] == {"cat": 1, "dog": 1} and cat["interval"][0] < 0.5 == cat["score"]
     assert dog["answers"] == {"dog": 2} and owl["answers"] == {"an owl": 1, "": 1} and owl["n"] == 2
+    babbled = {id: one | {"answer": f"{id}\n" * 50, "score": 0.0} for id, one in records.items()}
+    for row in summarise(task, babbled)["classes"]:
+        assert all(len(answer) <= 40 and "\n" not in answer for answer in row["answers"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +87,17 @@ def test_what_cannot_be_opened_even_when_new_leaves_the_eager_step(library, lang
     monkeypatch.setattr(build.ctypes, "CDLL", fail)
     step, why = fast_step(language_model)
     assert step is None and "failed to map segment" in why and len(library[1]) == 1
+
+
+def test_a_cache_that_may_not_hold_programs_is_named_before_anything_is_compiled(
+    tmp_path, monkeypatch, language_model
+):
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
+    monkeypatch.setattr(build.os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(build.subprocess, "run", lambda *command, **options: pytest.fail("was compiled"))
+    build.load_library.cache_clear()
+    step, why = fast_step(language_model)
+    assert step is None and "noexec" in why and str(tmp_path) in why
 
 
 def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, language_model):

@@ -34,7 +34,7 @@ TARGETS = {
 ONLY = {"gcc, products of bfloat16": (16,), "AVX-512 with VNNI, emulated": (8, 4)}  # bits: else the same
 CASES = [(target, bits) for target in TARGETS for bits in ONLY.get(target, (32, 16, 8, 4))]
 ALONE = 50 * 21  # the numbers of a matrix by itself
-COMPILED_ONLY = ("skylake-avx512", "cascadelake", "sapphirerapids")
+COMPILED_ONLY = ("sandybridge", "bdver2", "skylake-avx512", "cascadelake", "sapphirerapids")
 
 
 def compiled(command: tuple[str, ...], bits: int, *more: str) -> subprocess.CompletedProcess:

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -195,6 +196,24 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
     for path in (theirs, their_link):
         with pytest.raises(RequestError, match="4321"):
             PrefixFolder(path)
+
+
+def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
+    keys = written(tmp_path)
+    before = set(threading.enumerate())
+    store = store_in(tmp_path, memory=0)
+    assert check_loaded(store, keys, []) == len(keys)
+    readers = set(threading.enumerate()) - before
+    assert readers
+    found = store.find(keys, [], len(keys))
+    store.close()
+    store.close()
+    for one in readers:
+        one.join(PATIENCE)
+    assert not any(one.is_alive() for one in readers)
+    cache = filled_cache(keys, [])
+    assert count(store, keys) == store.take(found, cache, 0, 0)[0] == 0
+    save(store, keys)
 
 
 def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path, caplog):

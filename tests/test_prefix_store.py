@@ -249,6 +249,51 @@ def check_loaded(store: PrefixStore, keys: torch.Tensor, items: list[Item], star
     return end
 
 
+class Reference:
+    """What a store of so many bytes holds: names in the order of their last use."""
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.sizes = max_bytes, {}
+
+    def use(self, chain: list[tuple[bytes, int]], new: bool) -> None:
+        fitting = []
+        for name, size in chain:
+            if (not new and name not in self.sizes) or sum(s for _, s in fitting) + size > self.max_bytes:
+                break
+            fitting.append((name, size))
+        for name, size in reversed(fitting):
+            self.sizes.pop(name, None)
+            self.sizes[name] = size
+        while sum(self.sizes.values()) > self.max_bytes:
+            del self.sizes[next(iter(self.sizes))]
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.tuples(st.booleans(), prompts()), min_size=1, max_size=25),
+    st.integers(0, 4 * TEXT_BLOCK * BYTES),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
+    store, reference = PrefixStore(small_model(), max_bytes), Reference(max_bytes)
+    for save, (keys, items) in steps:
+        blocks = cut(keys, items, store._root)
+        chain = [(block.name, (block.end - block.start) * BYTES) for block in blocks]
+        if save:
+            store.put(keys, items, filled_cache(keys, items), 1)
+            reference.use(chain, new=True)
+        else:
+            held = check_loaded(store, keys, items)
+            expected = [block.end for block in blocks if block.name in reference.sizes]
+            assert held == max(expected, default=0)
+            reference.use([pair for block, pair in zip(blocks, chain) if block.end <= held], new=False)
+        assert list(store._blocks) == list(reference.sizes)
+        assert store.size_in_bytes == sum(reference.sizes.values()) <= max_bytes
+        # Whatever is held can be found: the blocks before it are held as well.
+        held_alone = [block.name in store._blocks for block in blocks]
+        assert held_alone == sorted(held_alone, reverse=True)
+
+
 def test_a_block_does_not_change_with_the_cache_it_came_from():
     store, keys = PrefixStore(small_model()), torch.arange(TEXT_BLOCK)
     cache = filled_cache(keys, [])

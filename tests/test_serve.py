@@ -403,6 +403,20 @@ def test_what_is_wrong_is_named(here, fields, status, param):
     assert here.engine.stats.running == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),  # seen as it is read,
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),  # when a grammar is tried,
+        ({"messages": [message("Hm?", bomb())]}, "messages"),  # when an image is opened,
+        ({"structured_outputs": {"choice": ["red", "re" * 3000]}}, None),  # and by the engine
+    ],
+)
+def test_what_is_wrong_is_named_where_nothing_is_streamed_too(here, fields, param):
+    error = refused(here.ask(**fields), 400)
+    assert param is None or error["param"] == param
+
+
 def test_an_answer_gets_the_tokens_that_the_context_has_left(tmp_path):
     folder = never_stopping(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -499,6 +499,15 @@ def test_what_is_wrong_in_a_message_is_named_in_its_own_words(here, fields, para
     assert error["param"] == param and "reasoning_effort" not in error["message"]
 
 
+def test_what_is_wrong_is_named_where_nothing_is_streamed_too(here):
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
+    for wrong, param in (({"text": {"format": form}}, "text.format"), ({"background": True}, "background")):
+        assert refused(here.send("POST", RESPONSES, json=asked() | wrong), 400)["param"] == param
+    for wrong, param in (({"output_config": {"format": form}}, "output_config.format"), ({"n": 2}, "n")):
+        answer = here.send("POST", MESSAGES, json=told() | wrong)
+        assert denied(answer, 400, "invalid_request_error")["param"] == param
+
+
 def denied(answer: httpx.Response, status: int, kind: str) -> dict:
     """The error of a response, in the form that Anthropic's clients read."""
     assert answer.status_code == status, answer.text

@@ -62,6 +62,20 @@ def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), max_new_tokens=3, **NO_STOP))
 
 
+def test_a_tile_that_is_real_in_part_is_refused(vlm):
+    """No processor makes one: a mask is all ones, or hides a tile of padding."""
+    session, inputs = Session(vlm), inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3])
+    mask = torch.ones(1, 2, SIDE, SIDE, dtype=torch.int64)
+    options = {"max_new_tokens": 2, **NO_STOP}
+    assert torch.equal(
+        session.generate(**inputs, pixel_attention_mask=mask, **options), vlm.generate(**inputs, **options)
+    )
+    mask[0, 1, :, SIDE // 2 :] = 0
+    for answerer in (session, vlm):
+        with pytest.raises(ValueError):
+            answerer.generate(**inputs, pixel_attention_mask=mask, **options)
+
+
 # --- interrupts
 
 

@@ -613,6 +613,14 @@ def test_rows_that_cannot_be_held_out(tmp_path):
             open_datasets([entry | more], share=Share(0.2, True))
 
 
+def test_no_more_than_the_share_is_held_out_where_answers_are_many():
+    """A row of each answer would be: a fifth of all."""
+    rows = datasets.Dataset.from_dict({"answer": [str(number % 200) for number in range(1000)]})
+    for share in (0.01, 0.1):
+        assert len(Share(share, True).of(rows, "rows")) == 1000 * share
+    assert len({*Share(0.2, True).of(rows, "rows")["answer"]}) == 200
+
+
 def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
     rows = datasets.Dataset.from_dict({"label": [*range(4)]})
     rows = rows.cast_column("label", datasets.ClassLabel(num_classes=4))

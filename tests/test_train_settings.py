@@ -121,6 +121,7 @@ def test_every_number_has_bounds(capsys):
         ("warmup_step: 1", "warmup_steps"),
         ("- a list", "list"),
         ("a: b: c", "YAML"),
+        ("lr: 1e-3\nsteps: 2\nlr: 2e-3", "lr"),
         ("lr: fast", "lr"),
         ("steps: 1.5", "steps"),
         ("init_from: [a]", "init_from"),

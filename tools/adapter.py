@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from messages import counted, one_line, some
 from models.checkpoints.files import CheckpointError, check_is_whole, read_json
+from models.checkpoints.weights import read_header, read_tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.
@@ -63,8 +63,8 @@ def read_adapter(folder: Path) -> Adapter:
         raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
     factors: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for stored, tensor in load_file(folder / WEIGHTS).items():
-        name = stored.removeprefix("base_model.model.")
+    for stored, entry in read_header(folder / WEIGHTS).items():
+        tensor, name = read_tensor(entry), stored.removeprefix("base_model.model.")
         if found := _FACTOR.fullmatch(name):
             end = found[3] if found[2] in ("lora_A", "lora_B") else ""
             factors.setdefault(found[1], {})[f"{found[2]}{end}"] = tensor

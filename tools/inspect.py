@@ -156,11 +156,8 @@ def _cache(config: VLMConfig) -> dict[str, dict[str, int]]:
     what these take of each conversation whatever its length, and of a place that it may go back to."""
     with torch.device("meta"):
         layout = VisionLanguageModel(config).language_model.cache_layout
-    numbers, fixed, context = (
-        numbers_per_token(layout),
-        bytes_per_row(layout),
-        config.text.max_position_embeddings,
-    )
+    numbers, fixed = numbers_per_token(layout), bytes_per_row(layout)
+    context = config.text.max_position_embeddings
     states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(layout)} if fixed else {}
     return {
         dtype: {"per_token": numbers * size, **states, "full_context": numbers * size * context + fixed}

@@ -39,13 +39,8 @@ DATA = ("assets", "checkpoints", "configs")
 OURS = {*ROOMS, *SCRIPTS}
 # Of an sdist, beside what a wheel holds.
 MORE = (
-    "pyproject.toml",
-    "ocelli.py",
-    "README.md",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "LICENSE",
-    "requirements.txt",
+    *("pyproject.toml", "ocelli.py", "README.md", "CHANGELOG.md"),
+    *("CITATION.cff", "LICENSE", "requirements.txt"),
 )
 _LEFT = re.compile(r"__pycache__|(^|/)tests/|\.pyc$|(^|/)\.")
 

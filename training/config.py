@@ -519,7 +519,8 @@ class _Parser(argparse.ArgumentParser):
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's settings, as they are written. ValueError: no such file, not YAML, or an unknown key."""
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
+        text = path.read_text(encoding="utf-8")
+        recipe = yaml.load(text, yaml.BaseLoader) or {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"recipe {path} cannot be read: {reason}") from None
@@ -527,6 +528,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    keys = [key.value for key, _ in yaml.compose(text, yaml.BaseLoader).value] if recipe else []
+    if len(keys) > len(recipe):  # YAML takes the last
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"recipe {path}: expected each key once, got {twice} again")
     known = [item.name for item in fields(settings_class(recipe))]
     if unknown := [str(key) for key in recipe if key not in known]:
         near = did_you_mean(unknown[0], known)

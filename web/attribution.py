@@ -70,11 +70,8 @@ class Maps:
             raise RequestError("the answer has no word to draw a map for")
         forced = ForcedAnswer(checkpoint, self._images, self._question, ids, tiled=self._tiled)
         maps = yield from STEPS[self._method](forced)
-        yield (
-            checkpoint.pixels(self._row).whole(read_answer(checkpoint, ids, GenerationOptions())[1]),
-            maps,
-            words,
-        )
+        _, text = read_answer(checkpoint, ids, GenerationOptions())
+        yield checkpoint.pixels(self._row).whole(text), maps, words
 
     async def drawn(self, ticket: Ticket) -> dict[str, str]:
         """The answer and the sheet of its maps, which takes a second to draw: not in the model's thread."""

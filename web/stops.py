@@ -37,12 +37,8 @@ class StopText:
     def __init__(
         self, checkpoint: Checkpoint, options: GenerationOptions, stop: Sequence[str], number: int = 0
     ):
-        self._text, self._stop, self._number, self.stopped = (
-            AnswerText(checkpoint, options),
-            stop,
-            number,
-            False,
-        )
+        self._text, self._stop = AnswerText(checkpoint, options), stop
+        self._number, self.stopped = number, False
         self._held, self._length = "", 0  # text that is not shown yet; length of what is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # with the place at which each begins
 

@@ -47,13 +47,14 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
     ValueError where one is missing."""
     known = sorted(name for name in names if name.endswith(SUFFIX))
     towers = [name for name in known if "mmproj" in name.lower()]
-    texts = [text] if text else [name for name in known if name not in towers]
+    texts = [name for name in ([text] if text else known) if name not in towers]
     kinds = {name: _parts(name)[1] for name in texts}
     texts = [name for name in texts if kinds[name] == wanted.upper() or not wanted]
-    if not towers or not texts or text in towers:
+    if not towers or not texts:
         has = f"the quantizations {', '.join(sorted({*kinds.values()}))}" if kinds else "no text part"
         lacks = "" if towers else ", and no tower (a file called mmproj-….gguf)"
-        raise ValueError(f"expected the GGUF file of a text part {wanted} and its tower, found {has}{lacks}")
+        part = f"text part in {wanted}" if wanted else "text part"
+        raise ValueError(f"expected the GGUF file of a {part} and its tower, found {has}{lacks}")
     chosen = min(texts, key=lambda name: _rank(name, _TEXTS))
 
     def fit(name: str) -> tuple[float, int]:

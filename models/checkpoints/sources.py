@@ -80,7 +80,8 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
         return path
     if os.path.isfile(path) and path.endswith(SUFFIX):
         return path
-    is_path = isinstance(source, Path) or path.endswith(SUFFIX) or not REPO_ID.fullmatch(text)
+    is_path = isinstance(source, Path) or path.endswith(SUFFIX) or os.path.isfile(path)
+    is_path = is_path or not REPO_ID.fullmatch(text)
     if revision is None or is_path:
         place = Path(os.path.normpath(path))
         here = [str(place.parent / one.parent.name) for one in place.parent.glob("*/config.json")]

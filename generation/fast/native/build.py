@@ -98,10 +98,7 @@ def load_library(source: str, weight_bits: int, cache_bits: int | None = None) -
     try:
         return _open(target)
     except OSError as error:
-        raise NoCompiler(
-            f"the library that {compiler} made cannot be opened ({error}): "
-            f"if {target.parent} may not hold programs, set OCELLI_CACHE to another folder"
-        ) from error
+        raise NoCompiler(f"the library that {compiler} made cannot be opened: {error}") from error
 
 
 def is_compiled(source: str, weight_bits: int, cache_bits: int | None = None) -> bool:
@@ -137,6 +134,8 @@ def _compile(command: list[str], source: str, target: Path) -> None:
     """Under a temporary name first: two processes may compile the same library at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:  # said at once, not after each compilation
+            raise PermissionError("noexec: it may not hold programs")
         draft = Path(folder) / target.name
         inputs = [str(FOLDER / source), *_openmp_library(), "-lm"]
         done = subprocess.run(
