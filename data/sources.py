@@ -465,9 +465,8 @@ class Share(NamedTuple):
             # One row of each, at least, is held out: of more answers that would be more than the share.
             most = min(1 / _ROWS_A_CLASS, self.share) * len(rows)
             column = answer if len({*rows[answer][:]}) <= most else None
-        numbers: dict[Any, int] = {}  # by class
-        known = rows[column][:] if column else [None] * len(rows)
-        classes = np.array([numbers.setdefault(one, len(numbers)) for one in known], int)
+        known = rows[column][:] if column else [""] * len(rows)
+        _, classes = np.unique([*map(str, known)], return_inverse=True)
         order = np.random.RandomState(0).permutation(len(rows))  # whose numbers never change
         chosen = np.zeros(len(rows), bool)
         by_class = order[np.argsort(classes[order], kind="stable")]
@@ -483,11 +482,7 @@ class Share(NamedTuple):
 Entry = DatasetConfig | Mapping[str, Any]
 
 
-def open_datasets(
-    entries: Sequence[Entry],
-    preferences: bool = False,
-    share: Share | None = None,
-) -> Mixture:
+def open_datasets(entries: Sequence[Entry], preferences: bool = False, share: Share | None = None) -> Mixture:
     """Open every dataset of a recipe, of `preferences` or not, or a share of the rows of each, and find out
     which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]

@@ -128,7 +128,7 @@ def test_who_gives_up_leaves_the_queue_at_once(checkpoint, monkeypatch):
         async with asyncio.timeout(PATIENCE):
             while engine.stats.running < 1 or len(engine._ready) < 1:
                 await asyncio.sleep(0.01)
-            (ready,) = list(engine._ready)
+            ready = next(iter(engine._ready))  # two may be ready for a moment
             ready.cancel()
             while ready in engine._tickets or len(engine._ready) < 1:
                 await asyncio.sleep(0.01)
