@@ -150,6 +150,8 @@ class Codes:
 class CodedWeight(nn.Module):
     """A matrix of codes, with a bias or without."""
 
+    weight: Tensor
+    words: Tensor
     coarse: Tensor | None
 
     def __init__(self, codes: Codes, bias: Tensor | None = None):
