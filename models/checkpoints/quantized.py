@@ -66,7 +66,8 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    return block[..., begin:end].contiguous().view(dtype)
+    own = block[..., begin:end]
+    return own.flatten().view(dtype).view(*own.shape[:-1], -1)  # which has no odd strides, as one block may
 
 
 def _halves(words: Tensor, run: int) -> Tensor:
