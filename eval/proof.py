@@ -171,8 +171,8 @@ class Proof:
         for name, read in cases().items():
             if name.endswith(TYPED):  # their special tokens are escaped here and not in transformers
                 continue
-            messages = [one | {"content": list(map(_opened, one["content"]))} for one in read]
             try:
+                messages = [one | {"content": list(map(_opened, one["content"]))} for one in read]
                 ours = self.processor.prepare(messages)
             except (PromptError, ImageError, RequestError):
                 refused += 1

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from data.processor import Processor
-from eval import proof
+from eval import proof, reference
 from eval.__main__ import main
 from eval.probes import cases
 from eval.proof import Proof
-from eval.reference import Client, examine
+from eval.reference import Answer, Client, examine
 from eval.tasks import DEFAULT_MODEL
 from inference.checkpoint import open_checkpoint
 from models import language_model
@@ -263,13 +262,18 @@ def test_a_planted_fault_of_a_server_is_found(fault, checkpoint):
 @pytest.mark.slow
 def test_a_likely_enough_token_is_rounding_and_its_answer_is_followed(checkpoint):
     messages = cases()["plain PNG"]
-    with serving(checkpoint, "never greedy") as url:
-        answer = Client(url, NAME).ask(messages, 8)
-    assert examine(checkpoint, messages, answer, tolerance=0.02, tokens=8)[0] is False
-    same, said = examine(checkpoint, messages, answer, tolerance=100, tokens=8)
+    row = checkpoint.processor.encode_conversation(messages, True)
+    second = [*reference._after(checkpoint, row, [], 1)[0]][1]
+    ids = [second, *(next(iter(one)) for one in reference._after(checkpoint, row, [second], 7))]
+    text = checkpoint.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+    def examined(text, tolerance):
+        return examine(checkpoint, messages, Answer(text, len(row.input_ids)), tolerance, tokens=8)
+
+    assert examined(text, 0)[0] is False
+    same, said = examined(text, 100)
     assert same and "rounding" in said
-    worse = replace(answer, logprobs=[*answer.logprobs[:-1], answer.logprobs[-1] - 101])
-    assert examine(checkpoint, messages, worse, tolerance=100, tokens=8)[0] is False
+    assert examined(f"{text} and more", 100)[0] is False
 
 
 @pytest.mark.slow
