@@ -157,6 +157,15 @@ def header_of(file: BinaryIO, size: int, path: Path) -> Header:
     return Header(path, metadata, moved)
 
 
+def stored_numbers(header: Header, name: str) -> list[float]:
+    """A small tensor of float32, [] where a file has none, or is a header alone."""
+    place = header.tensors.get(name, Place("", (), 0, 0))
+    with header.path.open("rb") as file:
+        file.seek(place.begin)
+        raw = file.read(place.end - place.begin)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw)) if len(raw) == place.end - place.begin else []
+
+
 @cache
 def _library() -> Any:
     """The gguf library with its quants; importing it takes a tenth of a second."""

@@ -131,21 +131,22 @@ def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str,
     text part is a Llama, of which llama.cpp rotates neighbours."""
     with torch.device("meta"):
         modules = dict(zip(("vision_model", "projector", "language_model"), family.build(config)))
-    own, place = layout.fronts(config), family.tensor_map((), config)
+    own, place, joins = layout.fronts(config), family.tensor_map((), config), layout.joins(config)
     fronts = {**own, **_FRONTS, **own}  # its own come first
     heads = {"q": config.text.num_attention_heads, "k": config.text.num_key_value_heads}
     found: dict[str, Arranged] = {}
     for part, module in modules.items():
-        inside = {**_INSIDE, **layout.inside.get(part, {})}
+        of_part = layout.inside.get(part, {})
+        inside = {**of_part, **_INSIDE, **of_part}
         for name, _ in module.named_parameters(part, remove_duplicate=False):
             hubs, theirs = place(name).name, rename(name, fronts, inside)
             names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
             join = None if len(names) == 1 else lambda *rows: torch.cat(rows)  # of q, k and v, fused there
             by_rows = True
-            for end, (more, others) in layout.joins.items():
+            for end, (more, others, rows) in joins.items():
                 if name.endswith(end):
                     names, join = dict.fromkeys((theirs, *(theirs + other for other in others))), more
-                    by_rows = False
+                    by_rows = rows
             if llama and (of := re.search(r"^language_model.*\.([qk])_proj\.", name)):
                 join = partial(_halves, heads=heads[of[1]])
             found[hubs] = Arranged((*names,), join, by_rows)

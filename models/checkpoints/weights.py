@@ -156,7 +156,8 @@ class JoinedEntry(Entry):
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
         pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
-        return self.join(*pieces).chunk(parts)[part].contiguous()
+        tensor = self.join(*pieces)
+        return (tensor.chunk(parts)[part] if parts > 1 else tensor).contiguous()
 
     def codes(self, part: int, parts: int) -> Any:
         pieces = [piece.codes(0, 1) for piece in self.pieces] if self.by_rows else [None]
