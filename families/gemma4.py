@@ -215,7 +215,7 @@ def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str
     if len({*heads}) > 1:
         raise ValueError(f"expected as many key heads in every layer, got {heads}")
     factors = said["rope_freqs"]  # those of what is not rotated are huge
-    share = factors.count(1) / len(factors) if factors else 0.25
+    share = factors.count(1) / len(factors) if 1 in factors else 0.25
     kinds = ["full_attention", "sliding_attention"]
     near, far = said.get("rope.freq_base_swa", 1e4), config["rope_theta"]
     return {

@@ -107,9 +107,9 @@ def _joins(config: VLMConfig) -> dict[str, Join]:
     by_heads = ("proj_z.weight", "proj_a.weight", "proj_b.weight", "dt_bias")
     return {
         **dict.fromkeys(norms, Join(lambda x: x - 1)),
-        **dict.fromkeys(by_heads, Join(sorted_heads, (), True)),
-        "in_proj_qkv.weight": Join(sorted_values, (), True),
-        "linear_attn.out_proj.weight": Join(lambda x: sorted_heads(x, 1)),
+        **dict.fromkeys(by_heads, Join(sorted_heads, run=0)),
+        "in_proj_qkv.weight": Join(sorted_values, run=0),
+        "linear_attn.out_proj.weight": Join(lambda x: sorted_heads(x, 1), run=text.delta_value_dim),
         "conv_weight": Join(lambda x: sorted_values(x)[:, None]),
         "A_log": Join(lambda x: sorted_heads(x.neg().log())),
         **_FRAMES,

@@ -48,12 +48,12 @@ class Tower(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The function that makes a tensor of llama.cpp's, and ends of further tensors that it takes. by_rows: as
-    of `models.checkpoints.weights.JoinedEntry`."""
+    """The function that makes a tensor of llama.cpp's, and ends of further tensors that it takes. run: where
+    it only puts numbers in another order, the columns that it leaves side by side, 0 for whole rows."""
 
     make: Callable[..., Any]
     others: tuple[str, ...] = ()
-    by_rows: bool = False
+    run: int | None = None
 
 
 COLOURS_LAST = Join(lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1))  # (D, C, P, P) -> (D, P · P · C)

@@ -5,25 +5,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from families import family_of
-from generation.codes import Codes
+from generation.codes import BLOCK, Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
-from models.checkpoints.gguf_config import Layout
-from models.checkpoints.quantized import BLOCKS, codes_of_blocks
-from models.checkpoints.weights import FLOATS, Entry, joined, memory_of, rename
+from models.checkpoints.gguf_config import Join, Layout
+from models.checkpoints.quantized import BLOCKS, codes_of_blocks, joined
+from models.checkpoints.weights import FLOATS, Entry, memory_of, rename
 
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
         with naming(path):
             tensors = gguf.read_header(path).tensors
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
+    gguf.header_as_it_is.cache_clear()  # no one asks after the vocabulary again
     kind, family = opened.config["model_type"], family_of(opened.config)
     assert family is not None, "GGUF files are translated by a family"
     with naming(opened.source):
@@ -80,11 +82,16 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     layout = next(layout for layout in family.GGUF.values() if layout.model_type == kind)
     llama = opened.config["text_config"]["model_type"] == "llama"
-    for name, how in arranged(family, layout, config, llama).items():
-        if all(one in stored for one in how.names):
-            pieces = tuple(stored.pop(one) for one in how.names)
-            entries[name] = pieces[0] if how.join is None else joined(how.join, *pieces, by_rows=how.by_rows)
-    return stored | entries
+    for name, (names, how) in arranged(family, layout, config, llama).items():
+        if all(one in stored for one in names):
+            entries[name], *others = (stored.pop(one) for one in names)
+            if how is not None:
+                whole = max(BLOCK, BLOCKS.get(entries[name].dtype, (0, 0))[1])  # columns that share a word
+                keeps = how.run is not None and how.run % whole == 0
+                entries[name] = joined(how.make, entries[name], *others, by_rows=keeps)
+    layers = config.text.num_hidden_layers  # those beyond them draft further tokens
+    left = ((name, _LAYER.match(name)) for name in stored)
+    return entries | {name: stored[name] for name, of in left if not of or int(of[1]) < layers}
 
 
 def _mend(stored: dict[str, Entry], vision: Any) -> None:
@@ -117,39 +124,31 @@ _INSIDE = {
 }  # fmt: skip
 
 
-class Arranged(NamedTuple):
-    """Tensors of GGUF files that are one of the Hub's, and the function that makes it of them; None: it is
-    the tensor of that name as it lies."""
-
-    names: tuple[str, ...]
-    join: Callable[..., Tensor] | None = None
-    by_rows: bool = False  # see `JoinedEntry`
-
-
-def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str, Arranged]:
-    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout. `llama`: its
-    text part is a Llama, of which llama.cpp rotates neighbours."""
+def arranged(
+    family: Any, layout: Layout, config: Any, llama: bool
+) -> dict[str, tuple[tuple[str, ...], Join | None]]:
+    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout: the tensors of
+    GGUF files that it is, and how it is made of them; None: it is the one of that name as it lies. `llama`:
+    the text part is a Llama, of which llama.cpp rotates neighbours."""
     with torch.device("meta"):
         modules = dict(zip(("vision_model", "projector", "language_model"), family.build(config)))
     own, place, joins = layout.fronts(config), family.tensor_map((), config), layout.joins(config)
     fronts = {**own, **_FRONTS, **own}  # its own come first
     heads = {"q": config.text.num_attention_heads, "k": config.text.num_key_value_heads}
-    found: dict[str, Arranged] = {}
+    found: dict[str, tuple[tuple[str, ...], Join | None]] = {}
     for part, module in modules.items():
         of_part = layout.inside.get(part, {})
         inside = {**of_part, **_INSIDE, **of_part}
         for name, _ in module.named_parameters(part, remove_duplicate=False):
             hubs, theirs = place(name).name, rename(name, fronts, inside)
-            names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
-            join = None if len(names) == 1 else lambda *rows: torch.cat(rows)  # of q, k and v, fused there
-            by_rows = True
-            for end, (more, others, rows) in joins.items():
+            names = dict.fromkeys((*(found[hubs][0] if hubs in found else ()), theirs))
+            how = None if len(names) == 1 else Join(lambda *rows: torch.cat(rows), run=0)  # q, k, v, fused
+            for end, join in joins.items():
                 if name.endswith(end):
-                    names, join = dict.fromkeys((theirs, *(theirs + other for other in others))), more
-                    by_rows = rows
+                    names, how = dict.fromkeys((theirs, *(theirs + other for other in join.others))), join
             if llama and (of := re.search(r"^language_model.*\.([qk])_proj\.", name)):
-                join = partial(_halves, heads=heads[of[1]])
-            found[hubs] = Arranged((*names,), join, by_rows)
+                how = Join(partial(_halves, heads=heads[of[1]]), run=0)
+            found[hubs] = (*names,), how
     return found
 
 
