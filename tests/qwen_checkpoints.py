@@ -111,6 +111,7 @@ def hf_config(kind: str, seed: int = 0, more: dict | None = None):
         text |= {"linear_conv_kernel_dim": draw.choice([2, 4]), "rms_norm_eps": 1e-3}
         vision |= {"num_position_embeddings": 64}
         text |= more or {}
+        vision["out_hidden_size"] = text["hidden_size"]
         return Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids)
     vision |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
