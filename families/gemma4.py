@@ -35,7 +35,7 @@ PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"
     r"|model\.language_model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\..*"
-    r"|(mm\.)?a\..*|blk\.\d+\.attn_(k|v|k_norm)\.weight|rope_freqs\.weight"  # in GGUF files
+    r"|(mm\.)?a\..*|blk\..*|rope_freqs\.weight"  # in GGUF files
 )
 _KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 # Defaults are those of transformers' Gemma4TextConfig and Gemma4VisionConfig.
@@ -194,8 +194,7 @@ def _read_gguf(tower: Tower) -> tuple[dict[str, Any], dict[str, Any]]:
         "use_clipped_linears": "v.blk.0.attn_q.input_max" in tower.tensors,
         "standardize": "v.std_bias" in tower.tensors,
     }
-    ids = {f"{name}_token_id": tower.ids.get(f"<|{name}|>") for name in ("image", "video", "audio")}
-    config = ids | {"image_token_id": tower.id("<|image|>"), "vision_config": vision}
+    config = {"image_token_id": tower.id("<|image|>"), "vision_config": vision}
     return config, sizes | {"patch_size": vision["patch_size"]}
 
 
@@ -208,32 +207,25 @@ _GGUF_TEXT = {
 
 
 def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    inner, heads = (
-        [one] if isinstance(one := config[name], int) else one
-        for name in ("intermediate_size", "num_key_value_heads")
-    )
-    if len({*heads}) > 1:
-        raise ValueError(f"expected as many key heads in every layer, got {heads}")
+    inner = config["intermediate_size"]  # of each layer, where they differ
+    widths = inner if isinstance(inner, list) else [inner]
     factors = said["rope_freqs"]  # those of what is not rotated are huge
     share = factors.count(1) / len(factors) if 1 in factors else 0.25
     kinds = ["full_attention", "sliding_attention"]
-    near, far = said.get("rope.freq_base_swa", 1e4), config["rope_theta"]
+    near = {"rope_theta": said.get("rope.freq_base_swa", 1e4)}
+    far = {"rope_theta": config["rope_theta"], "partial_rotary_factor": share}
     return {
-        "intermediate_size": min(inner),
-        "use_double_wide_mlp": max(inner) > min(inner),
-        "num_key_value_heads": heads[0],
+        "intermediate_size": min(widths),
+        "use_double_wide_mlp": max(widths) > min(widths),
         "layer_types": [kinds[one] for one in said["attention.sliding_window_pattern"]],
         "vocab_size_per_layer_input": config["vocab_size"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_theta": near},
-            "full_attention": {"rope_theta": far, "partial_rotary_factor": share},
-        },
+        "rope_parameters": {"sliding_attention": near, "full_attention": far},
     }
 
 
 GGUF = {
     "gemma4v": Layout(
-        NAME, {"gemma4": "gemma4_text"}, _read_gguf, _read_gguf_text, keys=_GGUF_TEXT, factors=True,
+        NAME, {"gemma4": "gemma4_text"}, _read_gguf, _read_gguf_text, keys=_GGUF_TEXT,
         ends=("<eos>", "<turn|>", "<|tool_response>"),
         fronts=lambda config: {
             "vision_model.input_proj.": "v.patch_embd.", "vision_model.std": "v.std",

@@ -136,12 +136,8 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 def _read_gguf(tower: Tower) -> tuple[dict[str, Any], dict[str, Any]]:
     vision, side = tower.section(SIGLIP), tower.said["image_size"]
-    vision |= {
-        "attention_bias": "v.blk.0.attn_q.bias" in tower.tensors,
-        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tower.tensors,
-        # As llama.cpp has it: the tower of 6B.
-        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in tower.tensors else "rms_norm",
-    }
+    vision["attention_bias"] = "v.blk.0.attn_q.bias" in tower.tensors
+    vision["use_qk_norm"] = "v.blk.0.attn_q_norm.weight" in tower.tensors
     config = {"image_token_id": tower.id(IMAGE), "vision_config": vision}
     config["downsample_ratio"] = 1 / tower.said.get("projector.scale_factor", 2)
     most = tower.section({"preproc_min_tiles": "min_patches", "preproc_max_tiles": "max_patches"})

@@ -2,7 +2,7 @@
 an output gate, norms around 1, and Qwen3-VL's tower without features for further text layers.
 
 Config keys and tensor names are those of transformers 5.23. `mtp.*`, which predicts further tokens, is left
-out.
+out (of GGUF files, layers after the others).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
-IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
+IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*|blk\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.
 _TEXT: dict[str, Any] = {

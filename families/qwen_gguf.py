@@ -96,22 +96,21 @@ def _joins(config: VLMConfig) -> dict[str, Join]:
     each = text.delta_value_heads // text.delta_key_heads
     keys_end = 2 * text.delta_key_heads * text.delta_key_dim
 
-    def sorted_heads(x: Tensor, axis: int = 0) -> Tensor:
-        heads = x.unflatten(axis, (each, text.delta_key_heads, -1))
-        return heads.transpose(axis, axis + 1).flatten(axis, axis + 2)
-
-    def sorted_values(x: Tensor) -> Tensor:
-        return torch.cat((x[:keys_end], sorted_heads(x[keys_end:])))
+    def put_back(x: Tensor, begin: int = 0, axis: int = 0) -> Tensor:
+        heads = x.narrow(axis, begin, x.shape[axis] - begin).unflatten(axis, (each, text.delta_key_heads, -1))
+        return torch.cat(
+            (x.narrow(axis, 0, begin), heads.transpose(axis, axis + 1).flatten(axis, axis + 2)), axis
+        )
 
     norms = ("_layernorm.weight", ".q_norm.weight", ".k_norm.weight", "language_model.norm.weight")
     by_heads = ("proj_z.weight", "proj_a.weight", "proj_b.weight", "dt_bias")
     return {
         **dict.fromkeys(norms, Join(lambda x: x - 1)),
-        **dict.fromkeys(by_heads, Join(sorted_heads, run=0)),
-        "in_proj_qkv.weight": Join(sorted_values, run=0),
-        "linear_attn.out_proj.weight": Join(lambda x: sorted_heads(x, 1), run=text.delta_value_dim),
-        "conv_weight": Join(lambda x: sorted_values(x)[:, None]),
-        "A_log": Join(lambda x: sorted_heads(x.neg().log())),
+        **dict.fromkeys(by_heads, Join(put_back, run=0)),
+        "in_proj_qkv.weight": Join(lambda x: put_back(x, keys_end), run=0),
+        "linear_attn.out_proj.weight": Join(lambda x: put_back(x, axis=1), run=text.delta_value_dim),
+        "conv_weight": Join(lambda x: put_back(x, keys_end)[:, None]),
+        "A_log": Join(lambda x: put_back(x.neg().log())),
         **_FRAMES,
     }
 

@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Iterable
 from difflib import SequenceMatcher
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -132,14 +132,8 @@ def _shortest(value: float) -> float:
 
 def read_header(path: Path) -> Header:
     """Metadata and tensors of a file. Raises ValueError for one that is damaged or lies about itself."""
-    state = path.stat()
-    return header_as_it_is(path, state.st_size, state.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)  # a vocabulary takes a second
-def header_as_it_is(path: Path, size: int, changed: int) -> Header:
     with path.open("rb") as file:
-        return header_of(file, size, path)
+        return header_of(file, path.stat().st_size, path)
 
 
 def header_of(file: BinaryIO, size: int, path: Path) -> Header:

@@ -77,7 +77,6 @@ class Layout:
     # For a config, ends of our names -> how such tensors are made.
     joins: Callable[[Any], Mapping[str, Join]] = lambda config: {}
     ends: tuple[str, ...] = ()  # tokens that end an answer, whatever a file says
-    factors: bool = False  # a text part may have factors of its rotary frequencies, which `read_text` reads
 
 
 def hub_files(text: Header, vision: Header, layouts: Iterable[tuple[str, Layout]]) -> dict[str, Any]:
@@ -125,13 +124,10 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
     config.setdefault("num_key_value_heads", heads)
     config.setdefault("head_dim", config["hidden_size"] // heads)
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
-    rope = {"rope_type": said.get("rope.scaling.type", "none")}
-    if rope["rope_type"] == "linear":
-        rope["factor"] = said.get("rope.scaling.factor")
-    elif rope["rope_type"] != "none" or ("rope_freqs.weight" in tensors and not layout.factors):
+    if (scaling := said.get("rope.scaling.type", "none")) not in ("none", "linear"):
         raise ValueError(f"{text.path}: its rotary scaling is not supported, expected none or linear")
-    else:
-        rope["rope_type"] = "default"
+    linear = {"rope_type": "linear", "factor": said.get("rope.scaling.factor")}
+    rope = linear if scaling == "linear" else {"rope_type": "default"}
     rope["partial_rotary_factor"] = said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     if isinstance(sections := said.get("rope.dimension_sections"), list):
         rope["mrope_section"] = sections[:3]

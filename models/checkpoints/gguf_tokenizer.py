@@ -33,13 +33,11 @@ def _sequence(*parts: dict[str, Any], use_regex: bool) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [*parts, bytes_]} if parts else bytes_
 
 
-def _split(digits: str, marks: str = "") -> dict[str, Any]:
-    """The rule of GPT-4's tokenizer and its successors, with so many digits in a word. `marks`: what letters
-    may be, too."""
-    letters = rf"[\p{{L}}{marks}]+" if marks else r"\p{L}+"
+def _split(digits: str, letters: str = r"\p{L}") -> dict[str, Any]:
+    """The rule of GPT-4's tokenizer and its successors, with so many digits in a word."""
     pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?" + letters + "|" + digits
-        + rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[" + letters + "]+|" + digits
+        + r"| ?[^\s" + letters + r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )  # fmt: skip
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return _sequence(split, use_regex=False)
@@ -52,7 +50,7 @@ WORDS = {
     "smollm": _Words(_DIGITS),
     "refact": _Words(_DIGITS),
     "qwen2": _Words(_split(r"\p{N}"), {"type": "NFC"}),
-    "qwen35": _Words(_split(r"\p{N}", r"\p{M}"), {"type": "NFC"}),
+    "qwen35": _Words(_split(r"\p{N}", r"\p{L}\p{M}"), {"type": "NFC"}),
     "llama-bpe": _LLAMA3,
     "lfm2": _LLAMA3,
     "gpt-2": _Words(_sequence(use_regex=True)),

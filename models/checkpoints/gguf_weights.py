@@ -20,11 +20,11 @@ from generation.codes import BLOCK, Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
 from models.checkpoints.gguf_config import Join, Layout
+from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, joined
 from models.checkpoints.weights import FLOATS, Entry, memory_of, rename
 
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
-_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,9 @@ class BlockEntry(Entry):
 def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     """Every tensor of these files. One that has no place in the Hub's layout keeps its own name."""
     stored: dict[str, Entry] = {}
-    for path in paths:
-        with naming(path):
-            tensors = gguf.read_header(path).tensors
+    assert isinstance(opened.files, GgufFiles)
+    for path, tensors in zip(paths, opened.files.tensors.values(), strict=True):
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
-    gguf.header_as_it_is.cache_clear()  # no one asks after the vocabulary again
     kind, family = opened.config["model_type"], family_of(opened.config)
     assert family is not None, "GGUF files are translated by a family"
     with naming(opened.source):
@@ -89,9 +87,7 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
                 whole = max(BLOCK, BLOCKS.get(entries[name].dtype, (0, 0))[1])  # columns that share a word
                 keeps = how.run is not None and how.run % whole == 0
                 entries[name] = joined(how.make, entries[name], *others, by_rows=keeps)
-    layers = config.text.num_hidden_layers  # those beyond them draft further tokens
-    left = ((name, _LAYER.match(name)) for name in stored)
-    return entries | {name: stored[name] for name, of in left if not of or int(of[1]) < layers}
+    return stored | entries
 
 
 def _mend(stored: dict[str, Entry], vision: Any) -> None:
