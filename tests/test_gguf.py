@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,77 +37,102 @@ from tests.processors import draw_image
 from tools.inspect import inspect
 
 ROOT = Path(__file__).resolve().parent.parent
-QWEN3_5 = {
-    "qwen3_5": (5, 2, 2, 4),
-    "qwen3_5-twice": (7, 2, 4, 5),
-    "qwen3_5-four": (0, 1, 4, 3),
-}  # seed, heads, layers
+# Seed, key heads, value heads, layers.
+QWEN3_5 = {"qwen3_5-twice": (7, 2, 4, 5), "qwen3_5": (5, 2, 2, 4), "qwen3_5-four": (0, 1, 4, 3)}
 GEMMA4 = {"gemma4": 0, "gemma4-plain": 7}  # seeds: all that there is, or as little as can be
 INTERNVL = {"internvl-qwen2": "qwen2", "internvl-qwen3": "qwen3", "internvl-llama": "llama"}
-KINDS = ("idefics3", "qwen3_vl", "qwen2_5_vl", "lfm2_vl", *QWEN3_5, *GEMMA4, *INTERNVL)
+KINDS = (*QWEN3_5, *GEMMA4, *INTERNVL, "idefics3", "qwen3_vl", "qwen2_5_vl", "lfm2_vl")
 EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> dict[str, Path]:
-    """A small checkpoint of each family in transformers' layout, float32, and the embedded one."""
-    folder = tmp_path_factory.mktemp("hub")
-    processor, model = tiny.model_with_processor("smolvlm-1-tile")
-    VisionLanguageModel.from_pretrained(tiny.save(model, folder / "theirs")).save_pretrained(
-        folder / "idefics3", processor=processor
-    )
-    for kind in ("qwen3_vl", "qwen2_5_vl"):
+class Made(dict[str, Path]):
+    """Folders by kind, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], Path]):
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = self.make(kind)
+        return self[kind]
+
+
+def save_checkpoint(kind: str, folder: Path) -> Path:
+    """A small checkpoint in transformers' layout, float32, or the embedded one."""
+    if kind == "embedded":
+        return EMBEDDED
+    if kind == "idefics3":
+        processor, model = tiny.model_with_processor("smolvlm-1-tile")
+        theirs = tiny.save(model, folder.with_name("theirs"))
+        VisionLanguageModel.from_pretrained(theirs).save_pretrained(folder, processor=processor)
+    elif kind in ("qwen3_vl", "qwen2_5_vl"):
         # Of the other seeds heads have 16 numbers, and llama.cpp leaves some of those unrotated.
-        qwen_checkpoints.save_hf(kind, folder / kind, seed=5)
-    path = folder / "qwen2_5_vl" / "config.json"  # the window that llama.cpp has
-    path.write_text(path.read_text().replace('"window_size": 56', '"window_size": 112'))
-    lfm2_checkpoints.save_hf(folder / "lfm2_vl", seed=0)
-    for kind, (seed, keys, values, layers) in QWEN3_5.items():
+        qwen_checkpoints.save_hf(kind, folder, seed=5)
+        path = folder / "config.json"  # the window that llama.cpp has
+        path.write_text(path.read_text().replace('"window_size": 56', '"window_size": 112'))
+    elif kind == "lfm2_vl":
+        lfm2_checkpoints.save_hf(folder, seed=0)
+    elif kind in QWEN3_5:
+        seed, keys, values, layers = QWEN3_5[kind]
         more = {"linear_num_key_heads": keys, "linear_num_value_heads": values, "num_hidden_layers": layers}
         more |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 3}
         more |= {"rms_norm_eps": 1e-6}  # llama.cpp has it in the lengths of keys as well
         if kind == "qwen3_5-twice":  # it rotates nothing where rows and columns have much less than time
             more["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": [3, 3, 2]}
             more["rope_parameters"] |= {"rope_type": "default", "partial_rotary_factor": 0.5}
-        qwen_checkpoints.save_hf("qwen3_5", folder / kind, seed=seed, more=more)
-    for kind, seed in GEMMA4.items():
-        gemma4_checkpoints.save_hf(folder / kind, seed=seed)
+        qwen_checkpoints.save_hf("qwen3_5", folder, seed=seed, more=more)
+    elif kind in GEMMA4:
+        gemma4_checkpoints.save_hf(folder, seed=GEMMA4[kind])
         settings = gemma4_checkpoints.image_settings(280)  # all that the converter knows
-        (folder / kind / "preprocessor_config.json").write_text(json.dumps(settings))
-    for kind, text in INTERNVL.items():
-        internvl_checkpoints.save_hf(text, folder / kind)
-    return {kind: folder / kind for kind in KINDS} | {"embedded": EMBEDDED}
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    else:
+        internvl_checkpoints.save_hf(INTERNVL[kind], folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def converted(checkpoints, tmp_path_factory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory) -> Made:
+    folder = tmp_path_factory.mktemp("hub")
+    return Made(lambda kind: save_checkpoint(kind, folder / kind))
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoints, tmp_path_factory) -> Made:
     folder = tmp_path_factory.mktemp("gguf")
-    for kind, source in checkpoints.items():
-        gguf_files.write(source, folder / kind)
-    with_drafts(parts(folder / "qwen3_5-twice")[0])
-    return {kind: folder / kind for kind in checkpoints}
+
+    def convert(kind: str) -> Path:
+        gguf_files.write(checkpoints[kind], folder / kind)
+        if kind == "qwen3_5-twice":
+            add_drafts(parts(folder / kind)[0])
+        return folder / kind
+
+    return Made(convert)
 
 
-def with_drafts(path: Path) -> None:
-    """A layer that drafts further tokens after those of a Qwen3.5, which llama.cpp's converter adds."""
+def content(path: Path) -> tuple[dict[str, Any], dict[str, tuple[Place, np.ndarray]]]:
+    """A file's metadata, and its tensors as they lie."""
     header, data = read_header(path), path.read_bytes()
-    metadata, layers = dict(header.metadata), header.metadata["qwen35.block_count"]
+    places = header.tensors.items()
+    raw = {name: (one, np.frombuffer(data[one.begin : one.end], np.uint8)) for name, one in places}
+    return header.metadata, raw
+
+
+def put(path: Path, metadata: dict[str, Any], raw: dict[str, tuple[Place, np.ndarray]]) -> None:
+    write_file(path, metadata, {name: (place, lambda one=one: one) for name, (place, one) in raw.items()})
+
+
+def add_drafts(path: Path) -> None:
+    """A layer that drafts further tokens after those of a Qwen3.5, as llama.cpp's converter adds it."""
+    metadata, raw = content(path)
+    layers, width = metadata["qwen35.block_count"], metadata["qwen35.embedding_length"]
     metadata |= {"qwen35.block_count": layers + 1, "qwen35.nextn_predict_layers": 1}
-    metadata["qwen35.attention.recurrent_layers"] = [*metadata["qwen35.attention.recurrent_layers"], False]
-    raw = {name: np.frombuffer(data[one.begin : one.end], np.uint8) for name, one in header.tensors.items()}
-    tensors = {name: (place, lambda raw=raw[name]: raw) for name, place in header.tensors.items()}
-    for name, place in header.tensors.items():
-        if name.startswith("blk.2."):  # one of attention
-            tensors[name.replace("blk.2.", f"blk.{layers}.")] = place, lambda raw=raw[name]: raw
-    width = metadata["qwen35.embedding_length"]
-    more = {"nextn.eh_proj": (width, 2 * width), **dict.fromkeys(("nextn.enorm", "nextn.hnorm"), (width,))}
-    for name, shape in more.items():
+    metadata["qwen35.attention.recurrent_layers"].append(False)
+    front = f"blk.{layers}."
+    raw |= {name.replace("blk.2.", front): one for name, one in raw.items() if name.startswith("blk.2.")}
+    for name, shape in {"eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,)}.items():
         zeros = np.zeros(shape, np.float32)
-        tensors[f"blk.{layers}.{name}.weight"] = (
-            Place("F32", shape, 0, zeros.nbytes),
-            lambda zeros=zeros: zeros,
-        )
-    write_file(path, metadata, tensors)
+        raw[f"{front}nextn.{name}.weight"] = Place("F32", shape, 0, zeros.nbytes), zeros
+    put(path, metadata, raw)
 
 
 @pytest.mark.slow(but=1)
@@ -131,6 +157,22 @@ def test_a_model_is_the_one_that_was_converted(checkpoints, converted, kind):
         assert torch.equal(one.pixels, other.pixels) and torch.equal(one.values, other.values)
 
 
+def test_an_image_stands_where_the_template_of_a_text_model_has_text(converted, tmp_path):
+    """As in the files that are made of OpenGVLab's own repositories."""
+    shutil.copytree(converted["internvl-qwen3"], tmp_path / "wide")
+    text = parts(tmp_path / "wide")[0]
+    template = (
+        "{% for one in messages %}{{ '<|im_start|>' + one.role + '\n' + one.content + '<|im_end|>\n' }}"
+    )
+    template += "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    metadata, raw = content(text)
+    put(text, metadata | {gguf_tokenizer.TEMPLATE: template}, raw)
+    old, new = (Processor.from_pretrained(one) for one in (converted["internvl-qwen3"], tmp_path / "wide"))
+    image = draw_image(90, 70)
+    first, second = (one.ask([image, image], "How many?")["input_ids"] for one in (old, new))
+    assert torch.equal(first, second)
+
+
 # ------------------------------------------------------------------------------------------- quantized
 # All that the library opens; bfloat16 is read as it is.
 TYPES = sorted({kind.name for kind in gguf.quants._type_traits} - {"BF16"})
@@ -148,15 +190,13 @@ def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
 
 def with_blocks(path: Path, kinds: dict[str, str]) -> None:
     """Random blocks for a file's matrices, of the type of the first part that their names have."""
-    header, data, tensors = read_header(path), path.read_bytes(), {}
-    for name, place in header.tensors.items():
-        raw = np.frombuffer(data[place.begin : place.end], np.uint8)
+    metadata, tensors = content(path)
+    for name, (place, _) in tensors.items():
         if len(place.shape) == 2 and place.shape[1] % 256 == 0:
             kind = next(kinds[part] for part in kinds if part in name)
             raw = random_blocks(kind, *place.shape)
-            place = Place(kind, place.shape, 0, raw.nbytes)
-        tensors[name] = place, lambda raw=raw: raw
-    write_file(path, header.metadata, tensors)
+            tensors[name] = Place(kind, place.shape, 0, raw.nbytes), raw
+    put(path, metadata, tensors)
 
 
 @pytest.mark.parametrize("kind", TYPES)
