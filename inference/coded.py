@@ -37,7 +37,7 @@ def quantized_as(opened: Opened) -> tuple[str, ...]:
     if not isinstance(opened.files, GgufFiles):
         return (str(settings_of(opened.config).get("quant_method")),)
     sizes: Counter[str] = Counter()
-    for place in opened.files.tensors[opened.files.gguf[0]].values():
+    for place in opened.files.tensors[0].values():
         sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
     return tuple(kind for kind, size in sizes.most_common() if size)
 

@@ -126,8 +126,9 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     if (scaling := said.get("rope.scaling.type", "none")) not in ("none", "linear"):
         raise ValueError(f"{text.path}: its rotary scaling is not supported, expected none or linear")
-    linear = {"rope_type": "linear", "factor": said.get("rope.scaling.factor")}
-    rope = linear if scaling == "linear" else {"rope_type": "default"}
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling == "linear":
+        rope = {"rope_type": "linear", "factor": said.get("rope.scaling.factor")}
     rope["partial_rotary_factor"] = said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     if isinstance(sections := said.get("rope.dimension_sections"), list):
         rope["mrope_section"] = sections[:3]

@@ -7,17 +7,16 @@ import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from models.checkpoints.files import CheckpointError, Files, naming, state_of
-from models.checkpoints.gguf import choose, read_header
+from models.checkpoints.gguf import Place, choose, read_header
 from models.checkpoints.gguf_config import hub_files
 
 
 class GgufFiles:
     """A text part and its tower, `gguf`. Config, tokenizer and image settings are made of their metadata, in
-    a temporary folder that this process has. headers: the files, or as much of them as is fetched. tensors:
-    those of each file."""
+    a temporary folder that this process has. headers: the files, or as much of them as is fetched; tensors:
+    the places of theirs."""
 
     def __init__(
         self, files: Files, source: str | Path, names: Iterable[str], wanted: str = "", text: str = ""
@@ -29,8 +28,8 @@ class GgufFiles:
         self._files = files
         self.headers = tuple(self._there(name, files.header(name)) for name in self.gguf)
         resolved = [path.resolve() for path in self.headers]
-        folder, *tensors = _translated(*map(state_of, resolved))
-        self._folder, self.tensors = Path(folder.name), dict(zip(self.gguf, tensors))
+        folder, self.tensors = _translated(*map(state_of, resolved))
+        self._folder = Path(folder.name)
         self.name, self.source, self.commit = str(resolved[0]), str(source), files.commit
 
     def _there(self, name: str, path: Path | None) -> Path:
@@ -54,9 +53,10 @@ class GgufFiles:
 
 
 @cache  # the folder is there as long as the process
-def _translated(*parts: tuple[str, int, int, int, int, int]) -> tuple[Any, ...]:
-    """A folder in the Hub's layout of the GGUF files that have these states, and the places of the tensors of
-    each. Headers are read once: a vocabulary takes a second."""
+def _translated(
+    *parts: tuple[str, int, int, int, int, int],
+) -> tuple[tempfile.TemporaryDirectory, list[dict[str, Place]]]:
+    """A folder in the Hub's layout of the GGUF files that have these states, and the tensors of each."""
     from families import FAMILIES  # imports torch, which takes seconds
 
     layouts = [named for family in FAMILIES.values() for named in family.GGUF.items()]
@@ -70,4 +70,4 @@ def _translated(*parts: tuple[str, int, int, int, int, int]) -> tuple[Any, ...]:
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)
         (Path(folder.name) / name).write_text(written, encoding="utf-8")
-    return folder, *(header.tensors for header in headers)
+    return folder, [header.tensors for header in headers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,45 +32,43 @@ class BlockEntry(Entry):
     """A tensor of numbers or of quantized blocks."""
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        """Rows part/parts (R, C); blocks are opened some at a time."""
+        """Rows part/parts (R, C)."""
         if self.dtype in FLOATS:
             return super().read(dtype, part, parts)
-        rows = math.prod(self.shape[:-1]) // parts
-        of_row = self.num_bytes // parts // rows
-        tensor = torch.empty(rows, self.shape[-1], dtype=dtype or torch.float32)
-        step = max(1, _OPENED // of_row)
-        with self.path.open("rb") as file:
-            file.seek(self.begin + part * rows * of_row)
-            for first in range(0, rows, step):
-                raw = np.fromfile(file, np.uint8, wanted := min(step, rows - first) * of_row)
-                if raw.size < wanted:
-                    raise self.shorter()
-                with naming(self.path), np.errstate(all="ignore"):  # of damaged scales
-                    opened = gguf.dequantized(raw.reshape(-1, of_row), self.dtype)
-                tensor[first : first + step] = torch.from_numpy(opened)
+        tensor = torch.empty(
+            math.prod(self.shape[:-1]) // parts, self.shape[-1], dtype=dtype or torch.float32
+        )
+        for first, raw in self._rows(part, parts):
+            with naming(self.path), np.errstate(all="ignore"):  # of damaged scales
+                opened = gguf.dequantized(raw.numpy(), self.dtype)
+            tensor[first : first + len(raw)] = torch.from_numpy(opened)
         return tensor
 
     def codes(self, part: int, parts: int) -> Codes | None:
-        rows = math.prod(self.shape[:-1]) // parts
         if len(self.shape) != 2 or self.dtype not in BLOCKS:
             return None
+        made = [codes_of_blocks(raw, self.dtype) for _, raw in self._rows(part, parts)]
+        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
+
+    def _rows(self, part: int, parts: int) -> Iterator[tuple[int, Tensor]]:
+        """Rows part/parts, some at a time: where they begin, and their bytes (R, B)."""
+        rows = math.prod(self.shape[:-1]) // parts
         of_row = self.num_bytes // parts // rows
-        made, step = [], max(1, _OPENED // of_row)
         with self.path.open("rb") as file:
             file.seek(self.begin + part * rows * of_row)
+            step = max(1, _OPENED // of_row)
             for first in range(0, rows, step):
                 raw = torch.empty(min(step, rows - first), of_row, dtype=torch.uint8)
                 if file.readinto(memory_of(raw)) != raw.numel():
                     raise self.shorter()
-                made.append(codes_of_blocks(raw, self.dtype))
-        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
+                yield first, raw
 
 
 def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     """Every tensor of these files. One that has no place in the Hub's layout keeps its own name."""
     stored: dict[str, Entry] = {}
     assert isinstance(opened.files, GgufFiles)
-    for path, tensors in zip(paths, opened.files.tensors.values(), strict=True):
+    for path, tensors in zip(paths, opened.files.tensors):
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
     kind, family = opened.config["model_type"], family_of(opened.config)
     assert family is not None, "GGUF files are translated by a family"
