@@ -282,6 +282,11 @@ def test_of_several_files():
     assert choose(names + towers) == ("m-Q4_K_M.gguf", "mmproj-m-f16.gguf")
     assert choose(names + towers, "q8_0") == ("m-Q8_0.gguf", "mmproj-m-f16.gguf")
     assert choose(names + towers, "UD-Q4_K_XL")[0] == "m-UD-Q4_K_XL.gguf"
+    assert choose(["Q-00001-of-00002.gguf", "m-BF16-00001-of-00002.gguf", *towers], "BF16")[0].startswith(
+        "m-"
+    )
+    beside = ["M-imatrix.gguf", "M-Q8_0.gguf", "mtp-M-Q8_0.gguf"]
+    assert choose([*beside, "mmproj-F16.gguf", "mmproj-BF16.gguf"]) == ("M-Q8_0.gguf", "mmproj-F16.gguf")
     assert choose([*names, "other-Q4_K_M.gguf", *towers], text="other-Q4_K_M.gguf")[1] == towers[2]
     for name in ("a.gguf", "a\nb.gguf"):
         assert choose([name, "mmproj.gguf"]) == (name, "mmproj.gguf")

@@ -24,7 +24,10 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _LIST = 8, 9
 # Of several files the first of these is taken: what most people have, and a tower as exact as it can be.
 _TEXTS, _TOWERS = ("Q4_K_M", "Q8_0"), ("F16", "BF16", "F32", "Q8_0")
-_PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE | re.DOTALL)
+_PRECISION = re.compile(
+    r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?(?:-\d{5}-of-\d{5})?", re.IGNORECASE | re.DOTALL
+)
+_BESIDE = re.compile(r"(.*/)?mtp-.*|.*imatrix.*", re.DOTALL)  # what drafts further tokens, or weighs weights
 
 
 class Place(NamedTuple):
@@ -46,7 +49,7 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
     """Of files with these names, the text part (`text`, or that of the quantization `wanted`, or Q4_K_M, else
     Q8_0, else the first) and the tower that goes with it: of the most similar name, F16 before others.
     ValueError where one is missing."""
-    known = sorted(name for name in names if name.endswith(SUFFIX))
+    known = sorted(name for name in names if name.endswith(SUFFIX) and not _BESIDE.fullmatch(name))
     towers = [name for name in known if "mmproj" in name.lower()]
     texts = [name for name in ([text] if text else known) if name not in towers]
     kinds = {name: _parts(name)[1] for name in texts}
