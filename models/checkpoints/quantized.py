@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from families.keys import section
-from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
+from generation.codes import PARTIAL_FLOATS, Codes, Form, halves, packed, pair
 from models.checkpoints.weights import Entry, Shape, joined, rename
 
 _HALF = torch.float16
@@ -56,9 +56,7 @@ def _with_zero(scale: Tensor, zero: int) -> Tensor:
 def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     """Blocks of a scale, a least weight (where no zero is given), fifth bits of all, and codes."""
     at = 2 if zero else 4
-    words = (
-        _with_zero(_typed(block, 0, 2, _HALF).flatten(1), zero) if zero else _typed(block, 0, 4).flatten(1)
-    )
+    words = halves(_typed(block, 0, 2, _HALF).flatten(1)) if zero else _typed(block, 0, 4).flatten(1)
     if bits == 8:
         codes = _typed(block, 2, 34) ^ -0x7F7F7F80  # the highest bit of each
     else:
@@ -66,9 +64,8 @@ def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     if bits == 5:  # a word has those of 32 columns, one after the other
         four = _typed(block, at, at + 4) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
         codes = codes | (four * 0x204081 & _ONES) << 4
-    bits = 4 if bits == 4 else 8
-    form = Form.HALF_ZERO if zero else Form.HALF_LEAST
-    return Codes(form, bits, columns, 32, packed(codes.flatten(1), bits), words)
+    form, span = (Form.HALVES, 64) if zero else (Form.HALF_LEAST, 32)
+    return Codes(form, bits, columns, span, packed(codes.flatten(1), bits), words)
 
 
 def _of_256(block: Tensor, columns: int) -> Codes:
@@ -79,7 +76,7 @@ def _of_256(block: Tensor, columns: int) -> Codes:
     words = torch.stack((scale, least), -1).flatten(1).view(torch.int32)
     codes, bits = _halves(_typed(block, block.shape[-1] - 128, block.shape[-1]), 8), 4
     if block.shape[-1] > 144:
-        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 8
+        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 5
     coarse = _typed(block, 0, 4).flatten(1)
     return Codes(Form.SUPER, bits, columns, 64, packed(codes.flatten(1), bits), words, coarse)
 
@@ -91,7 +88,7 @@ def _q6_k(block: Tensor, columns: int) -> Codes:
         _typed(block, 192, 208).flatten(1),
         _with_zero(_typed(block, 208, 210, _HALF).flatten(1), 0),
     )
-    return Codes(Form.SIXTEENTHS, 8, columns, 64, packed(codes.flatten(1), 8), words, coarse)
+    return Codes(Form.SIXTEENTHS, 6, columns, 64, packed(codes.flatten(1), 6), words, coarse)
 
 
 # Bytes and columns of a block, and its reader.

@@ -74,7 +74,7 @@ def make(config: TextConfig, weights: str) -> LanguageModel:
             if isinstance(part, torch.nn.Linear | torch.nn.Embedding):
                 height, width = part.weight.shape
                 if weights == "int4":
-                    width = rows_of_units(torch.empty(1, -(-width // 64), 9)).shape[1]
+                    width = rows_of_units(torch.empty(1, -(-width // 64) * 9)).shape[1]
                 del part.weight
                 part.register_buffer("weight", torch.empty(height, width, dtype=ROUNDED[weights]))
                 part.register_buffer("scale", torch.empty(height))

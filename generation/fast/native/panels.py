@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import CodedLinear, CodedWeight
+from generation.codes import BLOCK, CodedLinear, CodedWeight, Form
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -75,7 +75,7 @@ class PanelWeight(nn.Module):
     bias: Tensor | None
     words: Tensor | None  # of codes (native/codes.h), as `coarse`
     coarse: Tensor | None
-    kind: tuple[int, int, int] = (0, 0, 0)  # form, bits and span of codes
+    kind: tuple[int, int, int] = (Form.EIGHTHS, 4, BLOCK)  # form, bits and span of codes
 
     def __init__(
         self,
@@ -90,16 +90,17 @@ class PanelWeight(nn.Module):
         library = load_panels(bits or BITS[weight.dtype])
         panel, units = library.ocelli_panel(), library.ocelli_units(self.in_features)
         padding = -self.out_features % panel
-        weight, count = weight.detach(), (self.out_features + padding) // panel
+        weight, count, words = weight.detach(), (self.out_features + padding) // panel, None
         if bits == 4:
-            panels = torch.empty(count, units, panel, dtype=torch.int32)
+            panels, words = (torch.empty(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
             scale = torch.empty(self.out_features + padding)
             importance = _importance(moments, self.in_features)
             at = 0
             for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
-                part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
+                part = rows.float().contiguous()
+                own = (panels[at // panel :], words[at // panel :], scale[at:])
                 given = part.data_ptr(), importance.data_ptr()
-                arguments = (*given, *part.shape, codes.data_ptr(), scales.data_ptr())
+                arguments = (*given, *part.shape, *(one.data_ptr() for one in own))
                 run_pass(partial(library.ocelli_quantize, *arguments), 64 * part.numel())
                 at += len(part)
         else:
@@ -116,13 +117,13 @@ class PanelWeight(nn.Module):
             sums = F.pad(torch.cat(counted), (0, padding))
         self.register_buffer("scale", scale)
         self.register_buffer("sum", sums)
-        self.register_buffer("words", None)
+        self.register_buffer("words", words)
         self.register_buffer("coarse", None)
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
 
     @classmethod
     def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
-        """A layer made of weight, scale, sum and bias as another one had them, or of codes."""
+        """A layer made of weight, scale, sum, bias and words as another one had them, or of codes."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = shape
@@ -183,8 +184,8 @@ class PanelWeight(nn.Module):
         """Its weights as rows on a device, without the rows' scales: int8, or units of four bits."""
         if self.weight.dtype != torch.int32:
             return self.unpacked().to(device)
-        units = self.weight.to(device).transpose(1, 2).flatten(0, 1)[: self.out_features]
-        return rows_of_units(units.unflatten(1, (-1, 9)))
+        parts = (part.to(device).transpose(1, 2).flatten(0, 1) for part in (self.weight, self.words))
+        return rows_of_units(torch.cat([*parts], 1)[: self.out_features])
 
     @property
     def matrix(self) -> ctypes.Structure:
