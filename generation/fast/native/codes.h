@@ -12,7 +12,8 @@
 #pragma once
 
 #define GROUP 32
-#define OPENED 4 /* blocks that are opened at a time */
+#define OPENED 4          /* blocks whose groups are opened at a time */
+#define AHEAD (8 * PANEL) /* how far before their use codes are asked for: memory waits for nothing else then */
 enum form { HALF_ZERO = 1, HALF_LEAST, BF16_ZERO, BF16_LEAST, FLOAT_ZERO, SUPER, SIXTEENTHS, FP8, HALVES, EIGHTHS };
 
 /* DOT: the products of four codes of each lane with four bytes, and of four more with `next`, added to sums, which TOTAL
@@ -116,6 +117,7 @@ INLINE void open_form(const Matrix *m, enum form form, int64_t panel, int64_t bl
         EACH(g, groups) {
             uint32_t column = (uint32_t)block * BLOCK_COLUMNS + (shared ? 0 : g * GROUP);
             const uint32_t *own = words + column / span * PANEL;
+            __builtin_prefetch(own + OPENED * PANEL + g * 16);
             EACH(p, 2) {
                 vec *scale = (vec *)(out + g * PANEL) + p, *least = (vec *)(out + (groups + g) * PANEL) + p;
                 *scale = *least = (vec){0};
@@ -184,17 +186,19 @@ static __attribute__((noinline)) void widen(const Matrix *m, const uint32_t *w, 
 #define CODED const uint32_t *x, int64_t stride, const uint32_t *w, int64_t apart, int64_t blocks, int groups, \
         const float *scales, int first, float *out
 INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
+    int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
     if (first) EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = (vec){0};
     for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += BLOCK_OF_WORDS, scales += 2 * groups * PANEL)
-        for (int g = 0; g < groups; g++) {
+        for (int g = 0, q = 0; g < groups; g++) {
             dots dot[12][MOST_STREAMS][2];
             EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
-            for (int q = 4 * g / groups; q < 4 * (g + 1) / groups; q++) EACH(u, 2) {
+            for (int end = q + quarters; q < end; q++) EACH(u, 2) {
                 uvec code[MOST_STREAMS][2], more[MOST_STREAMS][2];
                 EACH(s, streams) EACH(p, 2) {
                     const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
                     if (wide) code[s][p] = *(const uvec *)at, more[s][p] = *(const uvec *)(at + PANEL);
                     else open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
+                    for (int i = u; !wide && i < bits / 2; i += 2) __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
                 }
                 EACH(r, rows) {
                     const uint32_t *in = x + r * stride + 8 + 4 * q + 2 * u;
@@ -205,7 +209,7 @@ INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
             }
             EACH(r, rows) {
                 const float *in = (const float *)(x + r * stride);
-                vec scale = all(in[2 * g / groups]), sum = all(in[(groups == 2 ? 2 : 4) + g]);
+                vec scale = all(in[(q - 1) / 2]), sum = all(in[(groups == 2 ? 2 : 4) + g]);
                 EACH(s, streams) EACH(p, 2) {
                     vec *to = (vec *)out + (r * streams + s) * 2 + p;
                     const vec *own = (const vec *)(scales + s * OPENED * 8 * PANEL + g * PANEL) + p;
@@ -237,7 +241,7 @@ typedef void (*Coded)(CODED);
     work(x, stride, w, apart, blocks, groups, scales, first, out, __VA_ARGS__); \
 }
 #define MOST_FEW 3
-#define EACH_FEW(X) X(1, 6) X(2, 2) X(3, 1) /* rows, and panels that are read in turn */
+#define EACH_FEW(X) X(1, 2) X(2, 2) X(3, 1) /* rows, and panels that are read in turn */
 #if LANES == 16
 #define MOST_ROWS 12
 #define EACH_ROWS TO_12
