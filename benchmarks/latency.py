@@ -63,9 +63,9 @@ from inference.flags import positive
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
 LLAMA_CPP = tuple(f"llama.cpp{kind}{flash}" for kind in ("", "-k") for flash in ("", "-flash"))
-LACKING = dict.fromkeys(("float32", "bfloat16"), ("ours-file",)) | {
-    "int8": PLAIN, "int4": (*PLAIN, "openvino")
-}  # systems without weights of a precision
+FLOATS = ("float32", "bfloat16")
+# Systems without weights of a precision.
+LACKING = {**dict.fromkeys(FLOATS, ("ours-file",)), "int8": PLAIN, "int4": (*PLAIN, "openvino")}
 
 
 def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[dict]:

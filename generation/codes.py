@@ -65,7 +65,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     """Codes (R, C) of a byte each, or words of four, of 4, 5, 6 or 8 bits -> units (R, bits / 32 * C), as
     `native/codes.h` has them, padded with zeros to whole blocks."""
     if codes.dtype == torch.uint8:
-        codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).contiguous().view(torch.int32)
+        codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).flatten().view(torch.int32).view(len(codes), -1)
     words = F.pad(codes, (0, -codes.shape[-1] % (BLOCK // 4)))
     if bits == 8:
         return words
@@ -181,6 +181,8 @@ class Codes:
 class CodedWeight(nn.Module):
     """A matrix of codes, with a bias or without."""
 
+    weight: Tensor
+    words: Tensor
     coarse: Tensor | None
 
     def __init__(self, codes: Codes, bias: Tensor | None = None):

@@ -17,12 +17,43 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from families.keys import section
+from families.keys import quantization, section
 from generation.codes import PARTIAL_FLOATS, Codes, Form, halves, packed, pair
-from models.checkpoints.weights import Entry, Shape, joined, rename
+from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
 _LOW, _ONES = 0x0F0F0F0F, 0x01010101  # of each byte of a word
+
+
+@dataclass(frozen=True)
+class JoinedEntry(Entry):
+    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
+    by_rows: it puts rows in another order or below one another, and no more."""
+
+    join: Callable[..., Tensor]
+    pieces: tuple[Entry, ...]
+    by_rows: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
+        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
+        return self.join(*pieces).chunk(parts)[part].contiguous()
+
+    def codes(self, part: int, parts: int) -> Codes | None:
+        pieces = [codes for piece in self.pieces if self.by_rows and (codes := piece.codes(0, 1))]
+        if len(pieces) < len(self.pieces) or len({piece.kind for piece in pieces}) > 1:
+            return None
+        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
+        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
+
+
+def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
+    """What `join` makes of tensors of a file."""
+    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
+    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
 
 
 # ----------------------------------------------------------------------------------------------------- GGUF
@@ -35,7 +66,8 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    return block[..., begin:end].contiguous().view(dtype)
+    own = block[..., begin:end]
+    return own.flatten().view(dtype).view(*own.shape[:-1], -1)  # which has no odd strides, as one block may
 
 
 def _halves(words: Tensor, run: int) -> Tensor:
@@ -47,10 +79,6 @@ def _halves(words: Tensor, run: int) -> Tensor:
 def _spread(words: Tensor, bits: int) -> Tensor:
     """The lowest bits of each byte of words (…, n), then the next ones, and so on: (…, 8 / bits · n)."""
     return torch.cat([words >> at & (2**bits - 1) * _ONES for at in range(0, 8, bits)], -1)
-
-
-def _with_zero(scale: Tensor, zero: int) -> Tensor:
-    return pair(scale, torch.full_like(scale, zero, dtype=torch.int16))
 
 
 def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
@@ -84,10 +112,8 @@ def _of_256(block: Tensor, columns: int) -> Codes:
 def _q6_k(block: Tensor, columns: int) -> Codes:
     high = _spread(_typed(block, 128, 192).unflatten(-1, (2, 8)), 2)
     codes = _halves(_typed(block, 0, 128), 16) | high.flatten(-2) << 4
-    words, coarse = (
-        _typed(block, 192, 208).flatten(1),
-        _with_zero(_typed(block, 208, 210, _HALF).flatten(1), 0),
-    )
+    scale = _typed(block, 208, 210, _HALF).flatten(1)
+    words, coarse = _typed(block, 192, 208).flatten(1), pair(scale, torch.zeros_like(scale))
     return Codes(Form.SIXTEENTHS, 6, columns, 64, packed(codes.flatten(1), 6), words, coarse)
 
 
@@ -151,8 +177,9 @@ def _in_order(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int, group
 
 def _fp8(parts: Parts, settings: Mapping) -> Codes:
     """Scales of blocks, of rows, or one of all."""
-    weight, scale = parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale")).float()
-    (rows, columns), scale = weight.shape, scale.reshape(len(scale) if scale.ndim else 1, -1)
+    weight, (name,) = parts["weight"], parts.keys() & {"weight_scale_inv", "weight_scale"}
+    (rows, columns), scale = weight.shape, parts[name].float()
+    scale = scale.reshape(len(scale) if scale.ndim else 1, -1)
     span = columns + -columns % 64
     if scale.shape[1] > 1 or len(scale) not in (1, rows):
         high, span = settings.get("weight_block_size") or (128, 128)
@@ -283,8 +310,9 @@ class CodedEntry(Entry):
     def codes(self, part: int, parts: int) -> Codes | None:
         found = self.opened()
         size = len(found) // parts
-        keep = isinstance(found, Codes) and found.span % 32 == 0
-        return found[part * size : (part + 1) * size] if keep else None
+        if isinstance(found, Codes) and found.span % 32 == 0:
+            return found[part * size : (part + 1) * size]
+        return None
 
 
 def kept_bytes(entry: Entry) -> int:
@@ -294,23 +322,22 @@ def kept_bytes(entry: Entry) -> int:
         size, width, _ = BLOCKS[entry.dtype]
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
-    groups = numbers // 32
+    groups = numbers // 64
     if isinstance(entry, CodedEntry) and "{}" in entry.scheme.label:  # of 4 or 8 bits
         bits, groups = entry.settings["bits"], math.prod(entry.parts[entry.scheme.parts[-1]].shape)
     return numbers * bits // 8 + 4 * groups
 
 
 def settings_of(config: Mapping) -> dict[str, Any]:
-    """What a config.json says of how its weights are quantized, {} for nothing: `quant_method` and `bits` in
-    one form for all."""
-    inside = section(config, "text_config")
-    stored = section(config, "quantization_config") or section(inside, "quantization_config")
+    """How the weights of a quantized checkpoint are, by its config.json: `quant_method` and `bits` in one
+    form for all."""
+    stored = quantization(config)
     if "quant_method" not in stored and (mlx := section(config, "quantization")):
         return {"quant_method": "mlx", **mlx}
     groups = [*section(stored, "config_groups").values()]
     weights = section(groups[0], "weights") if groups else {}
     bits = stored.get("bits") or stored.get("w_bit") or weights.get("num_bits") or 8
-    return {**stored, "bits": bits} if stored else {}
+    return {**stored, "bits": bits}
 
 
 def unreadable(config: Mapping) -> str:
@@ -321,7 +348,7 @@ def unreadable(config: Mapping) -> str:
         method in _METHODS and stored.get("bits") in (2, 4, 8) and stored.get("mode", "affine") == "affine"
     )
     known = known and stored.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
-    if not stored or (known and (method != "awq" or version.lower() == "gemm")):
+    if known and (method != "awq" or version.lower() == "gemm"):
         return ""
     how = f" ({str(method or stored.get('quant_algo'))[:40]})" if method or stored.get("quant_algo") else ""
     return f"quantized{how} in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
@@ -330,8 +357,6 @@ def unreadable(config: Mapping) -> str:
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:
     """Stored tensors with the parts of each quantized matrix as one, X.weight, of the shape that it has."""
     settings = settings_of(config)
-    if not settings:
-        return dict(entries)
     stems: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
         stem, inside, leaf = name.partition(".weight.")
