@@ -44,11 +44,6 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
-def rows_of_units(rows: Tensor) -> Tensor:
-    """Rows of units and words (R, n), padded as they are stored."""
-    return F.pad(rows, (0, -rows.shape[1] % 4))
-
-
 def widened(weight: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """The weights (…, columns) of stored rows, without the scales of rows; of four bits what they stand for,
     rounded to `dtype` once."""

@@ -121,7 +121,8 @@ INLINE void open_form(const Matrix *m, enum form form, int64_t panel, int64_t bl
             EACH(p, 2) {
                 vec *scale = (vec *)(out + g * PANEL) + p, *least = (vec *)(out + (groups + g) * PANEL) + p;
                 *scale = *least = (vec){0};
-                if (column < columns) open_group(form, bits, g, ((const uvec *)own)[p], ((const uvec *)coarse)[p], scale, least);
+                if (column >= columns) continue;
+                open_group(form, bits, g, ((const uvec *)own)[p], ((const uvec *)coarse)[p], scale, least);
             }
         }
     }
@@ -190,10 +191,10 @@ INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
     if (first) EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = (vec){0};
     for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += BLOCK_OF_WORDS, scales += 2 * groups * PANEL)
         for (int g = 0, q = 0; g < groups; g++) {
-            dots dot[12][MOST_STREAMS][2];
+            dots dot[12][2][2];
             EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
             for (int end = q + quarters; q < end; q++) EACH(u, 2) {
-                uvec code[MOST_STREAMS][2], more[MOST_STREAMS][2];
+                uvec code[2][2], more[2][2];
                 EACH(s, streams) EACH(p, 2) {
                     const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
                     if (wide) code[s][p] = *(const uvec *)at, more[s][p] = *(const uvec *)(at + PANEL);
@@ -240,40 +241,30 @@ typedef void (*Coded)(CODED);
 #define KERNEL(name, work, ...) static __attribute__((noinline, noclone)) void name(CODED) { \
     work(x, stride, w, apart, blocks, groups, scales, first, out, __VA_ARGS__); \
 }
+/* Of few rows, which meet codes as they lie: one with two panels, that memory reads in turn, or one, two or three with one. */
+#define FEW(bits) \
+    KERNEL(few_##bits##_0, meet_codes, bits, 0, 1, 2) KERNEL(few_##bits##_1, meet_codes, bits, 0, 1, 1) \
+    KERNEL(few_##bits##_2, meet_codes, bits, 0, 2, 1) KERNEL(few_##bits##_3, meet_codes, bits, 0, 3, 1)
+#define NAME_FEW(bits) {few_##bits##_0, few_##bits##_1, few_##bits##_2, few_##bits##_3}
+FEW(4) FEW(5) FEW(6) FEW(8)
+static const Coded few_rows[][4] = {NAME_FEW(4), NAME_FEW(5), NAME_FEW(6), {0}, NAME_FEW(8)}; /* by bits - 4 */
 #define MOST_FEW 3
-#define EACH_FEW(X) X(1, 2) X(2, 2) X(3, 1) /* rows, and panels that are read in turn */
+#define MOST_ROWS (LANES == 16 ? 12 : 6)
 #if LANES == 16
-#define MOST_ROWS 12
 #define EACH_ROWS TO_12
 #else
-#define MOST_ROWS 6
 #define EACH_ROWS TO_6
 #endif
-#define FEW(bits, R, S) KERNEL(few_##bits##_##R, meet_codes, bits, 0, R, S)
-#define ONE(bits, R) KERNEL(one_##bits##_##R, meet_codes, bits, 0, R, 1)
-#define WIDE(bits, R) KERNEL(wide_##bits##_##R, meet_codes, bits, 1, R, 1)
-#define FEW_4(R, S) FEW(4, R, S)
-#define FEW_5(R, S) FEW(5, R, S)
-#define FEW_6(R, S) FEW(6, R, S)
-#define FEW_8(R, S) FEW(8, R, S)
-#define ONE_8(R) ONE(8, R)
-#define WIDE_4(R) WIDE(4, R)
-#define WIDE_6(R) WIDE(6, R)
+#define WIDE_4(R) KERNEL(wide_4_##R, meet_codes, 4, 1, R, 1)
+#define WIDE_6(R) KERNEL(wide_6_##R, meet_codes, 6, 1, R, 1)
+#define BYTES(R) KERNEL(bytes_##R, meet_codes, 8, 0, R, 1)
 #define FLOATS(R) KERNEL(floats_##R, meet_floats, R)
-EACH_FEW(FEW_4) EACH_FEW(FEW_5) EACH_FEW(FEW_6) EACH_FEW(FEW_8)
-ONE(4, 1) ONE(4, 2) ONE(5, 1) ONE(5, 2) ONE(6, 1) ONE(6, 2)
-EACH_ROWS(ONE_8) EACH_ROWS(WIDE_4) EACH_ROWS(WIDE_6) TO_6(FLOATS)
-#define NAME_STREAMS(R, S) S,
-#define NAME_ONE(R) one_8_##R,
+EACH_ROWS(WIDE_4) EACH_ROWS(WIDE_6) EACH_ROWS(BYTES) TO_6(FLOATS)
 #define NAME_4(R) wide_4_##R,
 #define NAME_6(R) wide_6_##R,
+#define NAME_BYTES(R) bytes_##R,
 #define NAME_FLOATS(R) floats_##R,
-static const int few_streams[] = {0, EACH_FEW(NAME_STREAMS)};
-static const Coded few_rows[][4] = { /* by bits - 4 */
-    {0, few_4_1, few_4_2, few_4_3}, {0, few_5_1, few_5_2, few_5_3}, {0, few_6_1, few_6_2, few_6_3}, {0},
-    {0, few_8_1, few_8_2, few_8_3}};
-static const Coded one_panel[][4] = {{0, one_4_1, one_4_2, few_4_3}, {0, one_5_1, one_5_2, few_5_3}, {0, one_6_1, one_6_2, few_6_3}};
-static const Coded one_8[] = {0, EACH_ROWS(NAME_ONE)}, wide_4[] = {0, EACH_ROWS(NAME_4)}, wide_6[] = {0, EACH_ROWS(NAME_6)},
+static const Coded wide_4[] = {0, EACH_ROWS(NAME_4)}, wide_6[] = {0, EACH_ROWS(NAME_6)}, bytes[] = {0, EACH_ROWS(NAME_BYTES)},
                    floats[] = {0, TO_6(NAME_FLOATS)};
 
 /* --------------------------------------------------------------------------------------- activations and products */
@@ -321,42 +312,27 @@ static void embed(Matrix m, int64_t id, float *x) {
 static void product_of_panels(Matrix m, Inputs in, int64_t panel, int64_t apart, int streams, int64_t first, int64_t count,
                               Output out) {
     total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    float scales[MOST_STREAMS * OPENED * 8 * PANEL] __attribute__((aligned(64)));
+    float scales[2 * OPENED * 8 * PANEL] __attribute__((aligned(64)));
     uint32_t widened[OPENED * 64 * PANEL] __attribute__((aligned(64)));
     int64_t blocks = blocks_of(&m), size = 2 * m.bits * PANEL, most = m.form == FP8 ? 6 : MOST_ROWS;
-    int wide = m.form == FP8 || (m.bits < 8 && count > MOST_FEW);
-    const Coded *kernels = m.form == FP8 ? floats : streams > 1 ? few_rows[m.bits - 4] : m.bits == 8 ? one_8
-                         : !wide ? one_panel[m.bits - 4] : m.bits == 4 ? wide_4 : wide_6;
+    int few = m.form != FP8 && count <= MOST_FEW, wide = !few && (m.form == FP8 || m.bits < 8);
+    const Coded *kernels = m.form == FP8 ? floats : few ? few_rows[m.bits - 4]
+                         : m.bits == 4 ? wide_4 : wide ? wide_6 : bytes;
     for (int64_t b = 0; b < blocks; b += OPENED) {
         int64_t here = blocks - b < OPENED ? blocks - b : OPENED;
         const uint32_t *w = m.panels + (panel * blocks + b) * size;
         for (int s = 0; s < streams; s++) open_groups(&m, panel + s * apart, b, here, scales + s * OPENED * 8 * PANEL);
         if (wide) widen(&m, w, here, widened), w = widened;
-        for (int64_t r = 0; r < count; r += most)
-            kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride, w,
-                                                         apart * blocks * size, here, groups_of(&m), scales, b == 0,
-                                                         c + r * streams * PANEL);
+        for (int64_t r = 0, rows; r < count; r += most) {
+            rows = count - r < most ? count - r : most;
+            kernels[rows - (streams > 1)](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride, w,
+                                          apart * blocks * size, here, groups_of(&m), scales, b == 0, c + r * streams * PANEL);
+        }
     }
     for (int64_t r = 0; r < count; r++)
         for (int s = 0; s < streams; s++)
             finish(m, in, first + r, panel + s * apart, c + (r * streams + s) * PANEL, PANEL, out);
 }
-
-static inline int evenly_shared(Inputs in) { return in.tokens <= MOST_FEW; }
-static void product(Matrix m, Inputs in, Output out, Member *me) {
-    int64_t panels = panels_of(m), blocks = (in.tokens + BLOCK_ROWS - 1) / BLOCK_ROWS, from, to;
-    if (!in.tokens) return;
-    if (evenly_shared(in)) {
-        share(me, panels, &from, &to);
-        int64_t streams = m.form == FP8 ? 1 : few_streams[in.tokens], apart = (to - from) / streams;
-        for (int64_t panel = from; panel < from + apart; panel++)
-            product_of_panels(m, in, panel, apart, streams, 0, in.tokens, out);
-        for (int64_t panel = from + apart * streams; panel < to; panel++)
-            product_of_panels(m, in, panel, 0, 1, 0, in.tokens, out);
-        return;
-    }
-    for (int64_t unit; (unit = next_unit(me, blocks * panels)) >= 0;) {
-        int64_t first = unit / panels * BLOCK_ROWS, count = in.tokens - first;
-        product_of_panels(m, in, unit % panels, 0, 1, first, count < BLOCK_ROWS ? count : BLOCK_ROWS, out);
-    }
-}
+#define PRODUCT_OF_FEW(panel, apart, streams) product_of_panels(m, in, panel, apart, streams, 0, rows, out)
+#define PRODUCT_OF_MANY(panel, coming, first, count) product_of_panels(m, in, panel, 0, 1, first, count, out)
+#define PANELS_OF_FEW (m.form != FP8 && rows == 1 ? 2 : 1)

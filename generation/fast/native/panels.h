@@ -477,21 +477,48 @@ static void embed(Matrix m, int64_t id, float *x) {
     }
 }
 
-/* Panels [from, from + panels) and those `apart` panels further on, `streams` times, for few rows. */
-static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, Kernel kernel,
-                        Output out) {
+/* Outputs of `streams` panels, `apart` panels from each other, for few rows. */
+static void product_of_few(Matrix m, Inputs in, int64_t panel, int64_t apart, int streams, Kernel kernel, Output out) {
     total c[MOST_ROWS * MOST_STREAMS * PANEL] __attribute__((aligned(64)));
     int64_t units = units_of(m.columns), width = streams * PANEL;
-    for (int64_t panel = from; panel < from + panels; panel++) {
-        const uint32_t *w = m.panels + panel * units * PANEL;
-        for (int64_t k = 0; k < units; k += SEGMENT)
-            kernel(in.x + words_of(k), in.stride, w + k * PANEL, apart * units * PANEL,
-                   units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
-        for (int64_t t = 0; t < in.tokens; t++)
-            for (int s = 0; s < streams; s++)
-                finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
-    }
+    const uint32_t *w = m.panels + panel * units * PANEL;
+    for (int64_t k = 0; k < units; k += SEGMENT)
+        kernel(in.x + words_of(k), in.stride, w + k * PANEL, apart * units * PANEL,
+               units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
+    for (int64_t t = 0; t < in.tokens; t++)
+        for (int s = 0; s < streams; s++)
+            finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
 }
+
+/* Outputs of a panel for rows [first, first + count), at most BLOCK_ROWS. coming: the panel after it. */
+static void product_of_many(Matrix m, Inputs in, int64_t panel, int64_t coming, int64_t first, int64_t count, Output out) {
+    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
+    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? WIDENED(BLOCK_UNITS) * PANEL : 1] __attribute__((aligned(64)));
+    int64_t units = units_of(m.columns), most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves;
+    const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
+    const uint32_t *w = m.panels + panel * units * PANEL, *after = m.panels + coming * units * PANEL;
+    for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
+        int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;
+        const uint32_t *here = w + k * PANEL, *next = k + BLOCK_UNITS < units ? here + BLOCK_UNITS * PANEL : after;
+        if (count >= LEAST_WIDE) {
+            widen(here, inside, widened);
+            here = widened;
+        }
+        for (int64_t r = 0; r < count; r += most) {
+            for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
+                __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
+            kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + words_of(k), in.stride, here,
+                                                         0, inside, k == 0, c + r * PANEL, PANEL);
+        }
+    }
+    for (int64_t r = 0; r < count; r += in.halves)
+        finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
+}
+#define PRODUCT_OF_FEW(panel, apart, streams) \
+    product_of_few(m, in, panel, apart, streams, ((streams) > 1 ? few_rows : single_panel)[rows], out)
+#define PRODUCT_OF_MANY(panel, coming, first, count) product_of_many(m, in, panel, coming, first, count, out)
+#define PANELS_OF_FEW few_streams[rows]
+#endif
 
 /* Whether each thread makes the same outputs of every matrix of one shape. */
 static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
@@ -499,43 +526,20 @@ static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOS
 /* y = x W^T + b: all threads of a team call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out, Member *me) {
     if (!in.tokens) return;
-    int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
+    int64_t rows = in.tokens * in.halves, panels = panels_of(m), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, from, to;
     if (evenly_shared(in)) {
         share(me, panels, &from, &to);
-        int streams = few_streams[rows];
-        int64_t apart = (to - from) / streams, rest = from + apart * streams;
-        walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
-        walk_panels(m, in, rest, to - rest, 0, 1, single_panel[rows], out);
+        int64_t streams = PANELS_OF_FEW, apart = (to - from) / streams, rest = from + apart * streams;
+        for (int64_t panel = from; panel < from + apart; panel++) PRODUCT_OF_FEW(panel, apart, streams);
+        for (int64_t panel = rest; panel < to; panel++) PRODUCT_OF_FEW(panel, 0, 1);
         return;
     }
-    int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
-    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? WIDENED(BLOCK_UNITS) * PANEL : 1] __attribute__((aligned(64)));
     for (int64_t unit = next_unit(me, blocks * panels), after; unit >= 0; unit = after) {
         after = next_unit(me, blocks * panels);
-        int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
-        int64_t most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves; /* of a token together */
-        const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
-        const uint32_t *w = m.panels + panel * units * PANEL, *coming = after < 0 ? w : m.panels + after % panels * units * PANEL;
-        for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
-            int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;
-            const uint32_t *here = w + k * PANEL, *next = k + BLOCK_UNITS < units ? here + BLOCK_UNITS * PANEL : coming;
-            if (count >= LEAST_WIDE) {
-                widen(here, inside, widened);
-                here = widened;
-            }
-            for (int64_t r = 0; r < count; r += most) {
-                for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
-                    __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
-                kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + words_of(k), in.stride, here,
-                                                             0, inside, k == 0, c + r * PANEL, PANEL);
-            }
-        }
-        for (int64_t r = 0; r < count; r += in.halves)
-            finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
+        int64_t first = unit / panels * BLOCK_ROWS, count = rows - first < BLOCK_ROWS ? rows - first : BLOCK_ROWS;
+        PRODUCT_OF_MANY(unit % panels, (after < 0 ? unit : after) % panels, first, count);
     }
 }
-#endif
 
 /* The inputs of tokens [from, to) out of all of them, x (tokens, columns). */
 static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int64_t columns) {

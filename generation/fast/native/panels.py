@@ -33,10 +33,10 @@ from generation.fast.quantized import (
     has_four_bits,
     pack_layer,
     replace_layers,
-    rows_of_units,
 )
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
+PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
 NOTED = 256  # tokens by which second moments are known
 
@@ -108,18 +108,14 @@ class PanelWeight(nn.Module):
             panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
             where, to = weight.data_ptr(), panels.data_ptr()
             run_pass(lambda made: library.ocelli_pack(where, *weight.shape, to, made), weight.numel())
-        self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         sums = None  # of rows, a few at a time: PyTorch widens them all first
         if scale is not None and bits is None:
             scale = F.pad(scale.detach().float(), (0, padding))
             counted = [rows.sum(1, dtype=torch.int32) for rows in weight.split(_SUMMED)]
             sums = F.pad(torch.cat(counted), (0, padding))
-        self.register_buffer("scale", scale)
-        self.register_buffer("sum", sums)
-        self.register_buffer("words", words)
-        self.register_buffer("coarse", None)
-        self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
+        bias = None if bias is None else F.pad(bias.detach().float(), (0, padding))
+        self._hold(weight=panels, scale=scale, sum=sums, bias=bias, words=words)
 
     @classmethod
     def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
@@ -127,9 +123,12 @@ class PanelWeight(nn.Module):
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = shape
-        for name in ("weight", "scale", "sum", "bias", "words", "coarse"):
-            made.register_buffer(name, parts.get(name))
+        made._hold(**parts)
         return made
+
+    def _hold(self, **parts: Tensor | None) -> None:
+        for name in PARTS:
+            self.register_buffer(name, parts.get(name))
 
     @classmethod
     def of_codes(cls, layer: CodedWeight) -> PanelWeight:
@@ -151,8 +150,8 @@ class PanelWeight(nn.Module):
     @classmethod
     def sharing(cls, other: PanelWeight) -> PanelWeight:
         """A layer with the weights of another one, and no bias."""
-        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum", "words", "coarse")}
-        made = cls.of((other.out_features, other.in_features), **parts)
+        parts = {name: getattr(other, name) for name in PARTS}
+        made = cls.of((other.out_features, other.in_features), **parts | {"bias": None})
         made.kind = other.kind
         return made
 
@@ -185,12 +184,13 @@ class PanelWeight(nn.Module):
         if self.weight.dtype != torch.int32:
             return self.unpacked().to(device)
         parts = (part.to(device).transpose(1, 2).flatten(0, 1) for part in (self.weight, self.words))
-        return rows_of_units(torch.cat([*parts], 1)[: self.out_features])
+        rows = torch.cat([*parts], 1)[: self.out_features]
+        return F.pad(rows, (0, -rows.shape[1] % 4))
 
     @property
     def matrix(self) -> ctypes.Structure:
         """Its addresses, which hold as long as this module is where it is."""
-        parts = (self.weight, self.scale, self.sum, self.bias, self.words, self.coarse)
+        parts = (getattr(self, name) for name in PARTS)
         addresses = [None if part is None else part.data_ptr() for part in parts]
         return Matrix(*addresses[:4], self.out_features, self.in_features, *addresses[4:], *self.kind)
 
