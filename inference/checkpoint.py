@@ -31,10 +31,11 @@ from inference.forms import Forms
 from inference.kept import load_int4
 from inference.thinking import Thinking
 from messages import one_line
+from models.checkpoints.adapter import read_adapter
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.names import PHOTOGRAPHS
-from models.checkpoints.sources import one_version
+from models.checkpoints.sources import last_name, one_version
 from models.checkpoints.weights import trim
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel
@@ -63,7 +64,7 @@ class Fast:
 class Checkpoint:
     """A model and its processor."""
 
-    name: str  # the folder or repository
+    name: str  # the folder or repository, or the last names of that and of an adapter
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float  # a decode step's compilation included
@@ -184,8 +185,9 @@ def open_checkpoint(
     max_pixels: int | None = None,
     fps: float | None = None,
     max_frames: int | None = None,
+    adapter: str | Path | None = None,
 ) -> Checkpoint:
-    """Load model and processor from a folder or the Hub.
+    """Load model and processor from a folder or the Hub, with a LoRA `adapter` of either.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
@@ -201,7 +203,7 @@ def open_checkpoint(
         expected = " or ".join(PACKED[dtype])
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
-    name = dtype if dtype in PACKED else ""
+    name, changed = dtype if dtype in PACKED else "", None if adapter is None else read_adapter(adapter)
 
     def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
         nonlocal name
@@ -217,7 +219,7 @@ def open_checkpoint(
         return model, Processor.from_pretrained(opened, config=model.config, max_pixels=pixels)
 
     try:
-        model, processor = one_version(source, revision, read)
+        model, processor = one_version(source, revision, read, changed)
     except NoCompiler as error:
         raise RequestError(f"dtype {dtype}: {error}; use int8, which needs none") from None
     name = name or str(model.dtype).removeprefix("torch.")
@@ -225,7 +227,8 @@ def open_checkpoint(
         pack(model, name)
     processor.choose_frames(fps, max_frames)
     trim()
-    return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+    called = str(source) if adapter is None else f"{last_name(str(source))}+{last_name(str(adapter))}"
+    return Checkpoint(called, model, processor, time.perf_counter() - began, name)
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

@@ -50,17 +50,17 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
         if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
             put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
             return
-        codes = read.codes()
+        codes, beside = read.codes(), read.beside
         if codes is None:
             rounded[read.entry.dtype] += 1
-            codes = Codes.rounded(read())
+            codes, beside = Codes.rounded(read()), None
         codes = codes.to(device)
         for path in (name.removesuffix(".weight") for name in names):
             layer = model.get_submodule(path)
             if isinstance(layer, nn.Embedding):
                 model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
             else:
-                model.set_submodule(path, CodedLinear(codes, layer.bias))
+                model.set_submodule(path, CodedLinear(codes, layer.bias, beside))
         trim()
 
     model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)

@@ -134,11 +134,14 @@ def add_machine(add: Callable[..., Any]) -> None:
     shown = "shown of a video (default: as the checkpoint says)"
     add("--fps", type=frames_a_second, metavar="N", help=f"frames of a second that are {shown}")
     add("--max-frames", type=positive, metavar="N", help=f"most frames that are {shown}")
+    add(
+        "--adapter", metavar="FOLDER", help="LoRA adapter of peft for the model, or a repository that has one"
+    )
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     """How `inference.checkpoint.open_checkpoint` is to open a model, as those options say."""
-    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames", "adapter")
     return {name: getattr(args, name) for name in names}
 
 

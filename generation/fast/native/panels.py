@@ -295,6 +295,8 @@ def unreadable(network: nn.Module) -> str | None:
     kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight, CodedWeight)
     modules = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
+    if any(getattr(module, "low", None) is not None for module in network.modules()):
+        return "an adapter stands beside codes, which only PyTorch multiplies with"
     if len(types) > 1 or not types <= set(map(str, BITS)):
         return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
     return None
