@@ -71,6 +71,7 @@ class Checkpoint:
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8, int4, or the file's
     fast: Fast = Fast()  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
+    adapter: str = ""  # the folder or repository of one that changes its weights
 
     @cached_property
     def features(self) -> FeatureCache:
@@ -94,7 +95,8 @@ class Checkpoint:
         steps = {"decode_step": self.fast.name, "vision_tower": self.fast.tower}
         budget = self.processor.images.budget
         seen = {} if budget is None else {"max_pixels": str(budget)}
-        return {"device": str(self.model.device), "dtype": self.dtype, **steps, **seen}
+        own = {"adapter": self.adapter} if self.adapter else {}
+        return {"device": str(self.model.device), "dtype": self.dtype, **own, **steps, **seen}
 
     @property
     def context(self) -> int:
@@ -227,8 +229,10 @@ def open_checkpoint(
         pack(model, name)
     processor.choose_frames(fps, max_frames)
     trim()
-    called = str(source) if adapter is None else f"{last_name(str(source))}+{last_name(str(adapter))}"
-    return Checkpoint(called, model, processor, time.perf_counter() - began, name)
+    own = "" if adapter is None else str(adapter)
+    called = f"{last_name(str(source))}+{last_name(own)}" if own else str(source)
+    seconds = time.perf_counter() - began
+    return Checkpoint(called, model, processor, seconds, name, adapter=own)
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

@@ -14,13 +14,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
+import generate
+from data.processor import Processor
+from eval.results import describe_model
+from inference.checkpoint import open_checkpoint
+from inference.kept import identity
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
+from models.checkpoints.files import EMBEDDED
 from models.checkpoints.save import placed, stored_tensors, written
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
 from tests.test_checkpoints_backbones import qwen, siglip
 from tests.test_checkpoints_layouts import renamed
-from tools.convert import verify
+from tests.test_quantized import quantized
+from tools.convert import Probe, verify
+from web.engine import Engine
 
 FAMILIES = (
     "idefics3",
@@ -358,3 +366,73 @@ def test_the_check_is_measured_against_the_spread_of_the_logits():
         verify("shifted", logits, logits + 1e-4, lambda line: None)
     wide = 1e4 * torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     verify("rounded", wide, wide * (1 + 1e-6), lambda line: None)
+
+
+# --------------------------------------------------------------------------------------- while it runs
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("kind", ["internvl", "idefics3", "qwen3_5"])
+@torch.no_grad()
+def test_logits_are_those_of_peft(bases, tmp_path, kind):
+    """Unmerged there: of text, tower and projector together."""
+    adapter = make(bases[kind], tmp_path / "adapter", r=3, target_modules="all-linear")
+    model = VisionLanguageModel.from_pretrained(bases[kind], dtype="float32", adapter=adapter)
+    probe = Probe.of(model.config, None)
+    theirs = PeftModel.from_pretrained(opened(bases[kind]), str(adapter)).eval()
+    verify("with an adapter", probe.theirs(theirs, model.config), probe.ours(model), lambda line: None)
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("kind", ["awq", "nf4", "fp8"])
+@torch.no_grad()
+def test_beside_codes(bases, tmp_path, kind):
+    """What the opened weights give with the adapter merged into them."""
+    shutil.copytree(bases["qwen3_vl"], tmp_path / "base")
+    text = layers(opened(bases["qwen3_vl"]), "text")
+    adapter = make(
+        bases["qwen3_vl"], tmp_path / "adapter", lora_alpha=64, target_modules=[*text[::2], "lm_head"]
+    )
+    quantized(tmp_path / "base", kind)
+    checkpoint = open_checkpoint(tmp_path / "base", adapter=adapter)
+    alone = open_checkpoint(tmp_path / "base")
+    assert checkpoint.dtype == alone.dtype and checkpoint.settings != alone.settings
+    whole = VisionLanguageModel.from_pretrained(tmp_path / "base", dtype="float32", adapter=adapter)
+    ids = torch.tensor([[5, 6, 7, 8]])
+
+    def logits(model: VisionLanguageModel) -> torch.Tensor:
+        lm = model.language_model
+        return lm.logits(lm(lm.embed(ids))[0])
+
+    expected = logits(whole)
+    assert (logits(checkpoint.model) - expected).norm() < 0.02 * expected.norm()
+    assert (logits(alone.model) - expected).norm() > 0.2 * expected.norm()
+    assert (logits(checkpoint.compiled().model) - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.fixture(scope="module")
+def of_embedded(tmp_path_factory) -> Path:
+    """An adapter of the embedded model, with which it says something else."""
+    folder, base = tmp_path_factory.mktemp("adapter") / "mine", opened(EMBEDDED / "ocelli-shapes")
+    return make(
+        EMBEDDED / "ocelli-shapes", folder, base, r=2, lora_alpha=64, target_modules=layers(base, "text")
+    )
+
+
+def test_generate_answers_with_it(of_embedded, capsys):
+    """As with the model that has it merged; rounded weights that are kept, and kept prefixes, are others."""
+    asked = ["assets/example.png", "-q", "What colour is the star?", "--json", "--max-new-tokens", "8"]
+    answers = {}
+    for dtype in ("float32", "int8", "int4"):
+        for more in ([], ["--adapter", str(of_embedded)]):
+            assert generate.main([*asked, "--dtype", dtype, *more]) == 0
+            said = json.loads(capsys.readouterr().out)
+            assert said.get("adapter") == (more[1] if more else None)
+            answers[dtype, bool(more)] = said["token_ids"]
+    assert answers["float32", True] != answers["float32", False]
+    model = VisionLanguageModel.from_pretrained("ocelli-shapes", adapter=of_embedded)
+    processor = Processor.from_pretrained("ocelli-shapes", config=model.config)
+    inputs = processor.ask("assets/example.png", "What colour is the star?")
+    assert model.generate(**inputs, max_new_tokens=8).tolist() == answers["float32", True]
+    assert answers["int4", True] != answers["int4", False]
+    one, other = (open_checkpoint("ocelli-shapes", adapter=own) for own in (None, of_embedded))
+    assert identity(one) != identity(other) and describe_model(one) != describe_model(other)
+    assert Engine(other).checkpoint.name == "ocelli-shapes+mine"

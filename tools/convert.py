@@ -57,7 +57,7 @@ def convert(
     target: Path,
     *,
     dtype: str | None = None,
-    adapter: Path | None = None,
+    adapter: str | Path | None = None,
     revision: str | None = None,
     with_processor: bool = True,
     overwrite: bool = False,
@@ -69,7 +69,7 @@ def convert(
 
     Args:
         dtype: of the result's weights; None is the widest that the original's are stored in.
-        adapter: folder of a peft LoRA adapter to merge.
+        adapter: folder or repository of a peft LoRA adapter to merge.
         with_processor: whether tokenizer, image settings and chat template are written, too.
         log: takes a line for each thing done.
     """
