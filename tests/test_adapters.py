@@ -17,6 +17,7 @@ from transformers import AutoModelForImageTextToText
 import generate
 from data.processor import Processor
 from eval.results import describe_model
+from generation.codes import CodedWeight
 from inference.checkpoint import open_checkpoint
 from inference.kept import identity
 from models import VisionLanguageModel
@@ -402,8 +403,17 @@ def test_beside_codes(bases, tmp_path, kind):
         lm = model.language_model
         return lm.logits(lm(lm.embed(ids))[0])
 
+    kept = 0
+    for name, layer in checkpoint.model.named_modules():
+        if isinstance(layer, CodedWeight):
+            low = getattr(layer, "low", None)
+            numbers = layer.codes.numbers() + (0 if low is None else layer.high @ low)
+            own = whole.get_submodule(name)
+            kept += torch.allclose(own.weight, numbers, atol=1e-5)
+            own.weight = nn.Parameter(numbers)
+    assert kept == (0 if kind == "nf4" else len(text))  # all but table and head
     expected = logits(whole)
-    assert (logits(checkpoint.model) - expected).norm() < 0.02 * expected.norm()
+    assert (logits(checkpoint.model) - expected).norm() < 1e-4 * expected.norm()
     assert (logits(alone.model) - expected).norm() > 0.2 * expected.norm()
     assert (logits(checkpoint.compiled().model) - expected).norm() < 0.05 * expected.norm()
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from models.checkpoints.sources import open_files
 from models.checkpoints.weights import (
     EMBEDDING,
     HEAD,
-    Reading,
     Shape,
     StoredTensor,
     StoredTensorOf,
@@ -36,7 +36,8 @@ from models.checkpoints.weights import (
 )
 from models.config import VLMConfig
 
-Put = Callable[[nn.Module, Sequence[str], Reading], None]
+# The last one is `read_tensor` of its arguments, or `changed_tensor`.
+Put = Callable[[nn.Module, Sequence[str], "partial[Tensor]"], None]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.
 _FACTOR = re.compile(
@@ -74,6 +75,12 @@ class Change:
         own = {name: one.chunk(place.parts)[place.part] for name, one in parts.items() if one is not None}
         return replace(self, **own)
 
+    @property
+    def beside(self) -> tuple[Tensor, Tensor] | None:
+        """The factors, where nothing but their product is added to a matrix."""
+        alone = self.lengths is None and not self.table
+        return (self.a, self.b) if alone and self.a is not None and self.b is not None else None
+
     def __call__(self, weight: Tensor) -> Tensor:
         """The changed tensor, in the memory of this one."""
         if self.whole is not None:
@@ -88,25 +95,10 @@ class Change:
         return weight.mul_(self.lengths.to(weight).view_as(norm) / norm)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChangedReading(Reading):
-    """A stored tensor that an adapter changes."""
-
-    change: Change
-
-    def __call__(self) -> Tensor:
-        wide = torch.promote_types(self.dtype, torch.float32)  # rounded once, at the end
-        weight = read_tensor(self.entry, self.shape, wide, self.device, self.part, self.parts)
-        return self.change(weight).to(self.dtype)
-
-    def codes(self) -> Any:
-        return super().codes() if self.beside else None
-
-    @property
-    def beside(self) -> tuple[Tensor, Tensor] | None:
-        a, b = self.change.a, self.change.b
-        alone = self.change.lengths is None and not self.change.table
-        return (a.to(self.device), b.to(self.device)) if alone and a is not None and b is not None else None
+def changed_tensor(*given: Any, change: Change) -> Tensor:
+    """`read_tensor` of these arguments, changed; rounded to its dtype once, at the end."""
+    entry, shape, dtype, *where = given
+    return change(read_tensor(entry, shape, torch.promote_types(dtype, torch.float32), *where)).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -131,12 +123,12 @@ class Adapter:
         changes = self._changes_of(model)
         self._untie(model, changes)
 
-        def changed(model: nn.Module, names: Sequence[str], read: Reading) -> None:
+        def put_changed(model: Any, names: Sequence[str], read: partial[Tensor]) -> None:
             for own in [names] if model.config.tie_word_embeddings else [(name,) for name in names]:
                 change = changes.get(own[0])
-                put(model, own, read if change is None else ChangedReading(**vars(read), change=change))
+                put(model, own, partial(changed_tensor, *read.args, change=change) if change else read)
 
-        return changed
+        return put_changed
 
     def _changes_of(self, model: Any) -> dict[str, Change]:
         """Those of our tensors, by name."""
