@@ -103,7 +103,7 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
     of_qwen_vl, nested = qwen_vl.tensor_map(stored_names), re.compile(r"model\.((language_model\.)*)(\w+)")
     inside = {found[3]: found[1] for found in map(nested.match, stored_names) if found}
     fronts = {"model.visual.": f"model.{inside.get('visual', '')}visual."}
-    usual = "" if config is not None and is_alone(config) else "language_model."
+    usual = "language_model." if config is None or config.vision.num_hidden_layers else ""
     fronts["model.language_model."] = f"model.{inside.get('embed_tokens', usual)}"
 
     def stored_tensor(name: str) -> StoredTensor:
@@ -113,11 +113,6 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
         return replace(found, name=fronts.get(front, "") + theirs.removeprefix(front))
 
     return stored_tensor
-
-
-def is_alone(config: VLMConfig) -> bool:
-    """Whether it is the text model, without a tower."""
-    return not config.vision.num_hidden_layers
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
@@ -134,7 +129,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "layer_types": [names[kind] for kind in text.layer_types],
         **keys.write(text, _DELTA),
     }
-    if is_alone(config):
+    if not config.vision.num_hidden_layers:
         return written
     architecture, tower = "Qwen3_5ForConditionalGeneration", qwen_vl.write_vision(config, NAME)
     return write_config(config, dtype, architecture, NAME, written, tower, _MARKERS)
@@ -164,7 +159,7 @@ class NoImages(qwen_images.QwenImages):
 
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Tower, projector and text."""
-    if not is_alone(config):
+    if config.vision.num_hidden_layers:
         return qwen_vl.build(config)
     return NoTower(config), NoTower(config), LanguageModel(config.text, config.tie_word_embeddings)
 

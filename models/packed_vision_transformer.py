@@ -74,8 +74,6 @@ class PackedVisionConfig(Checked):
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""
         side = self.patch_size * self.merge_size
-        if not self.num_hidden_layers:
-            return "none: a text model"
         return f"in patches of {self.patch_size} px, a token for each {side} x {side} px"
 
     @property

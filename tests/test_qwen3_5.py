@@ -274,4 +274,4 @@ def test_the_text_model_alone(alone, tmp_path):
             ask(checkpoint, [EXAMPLE_IMAGE], "Why?", GenerationOptions())
     assert len(answers) == 1
     told = inspect(str(alone))
-    assert told["fits"] == "yes" and not told["parameters"]["vision"] and "none" in told["images"]
+    assert told["fits"] == "yes" and told["vision"] is told["images"] is None and "blocks" in as_text(told)

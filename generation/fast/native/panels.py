@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import CodedLinear, CodedWeight
+from generation.codes import CodedLinear, CodedWeight, Codes
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -132,8 +132,10 @@ class PanelWeight(nn.Module):
 
     @classmethod
     def of_codes(cls, layer: CodedWeight) -> PanelWeight:
-        """A layer with the codes of another one."""
+        """A layer with the codes of another one; with an adapter beside them, their sum in eight bits."""
         panel, codes = load_panels(4).ocelli_panel(), layer.codes
+        if isinstance(layer, CodedLinear) and layer.low is not None and layer.high is not None:
+            codes = Codes.rounded(codes.numbers().addmm_(layer.high, layer.low))
         padding = -layer.out_features % panel
 
         def panels(rows: Tensor) -> Tensor:
@@ -295,8 +297,6 @@ def unreadable(network: nn.Module) -> str | None:
     kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight, CodedWeight)
     modules = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
-    if any(getattr(module, "low", None) is not None for module in network.modules()):
-        return "an adapter stands beside codes, which only PyTorch multiplies with"
     if len(types) > 1 or not types <= set(map(str, BITS)):
         return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
     return None
