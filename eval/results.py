@@ -296,10 +296,10 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
     and a digest of an adapter's."""
     origin = checkpoint.model.origin
     assert origin is not None, "a loaded model knows where it came from"
-    own = f"+{files_digest(origin.weights[-1].parent)}" if checkpoint.adapter else ""
+    adapter = f"+{files_digest(origin.weights[-1].parent)}" if checkpoint.adapter else ""
     return {
         "name": Path(checkpoint.name).name if Path(checkpoint.name).exists() else checkpoint.name,
-        "revision": (origin.commit or files_digest(origin.folder)) + own,
+        "revision": (origin.commit or files_digest(origin.folder)) + adapter,
         "dtype": checkpoint.dtype,
         "parameters": checkpoint.num_parameters,
         "max_pixels": checkpoint.processor.images.budget,  # None: its images are cut into tiles
