@@ -3,7 +3,7 @@ an output gate, norms around 1, and Qwen3-VL's tower without features for furthe
 model alone (`qwen3_5_text`), whose config has a tower without layers.
 
 Config keys and tensor names are those of transformers 5.23. `mtp.*`, which predicts further tokens, is left
-out.
+out (of GGUF files, layers after the others).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from data.errors import ImageError
 from data.tiles import Visual
 from data.tokenizer import AnyTokenizer, open_with
 from families import keys, qwen_images, qwen_vl
+from families.qwen_gguf import GGUF_3_5 as GGUF
 from families.qwen_images import image_rule
 from families.qwen_vl import grid, places, positions, their_inputs
 from families.saving import write_config, write_text
@@ -29,15 +30,14 @@ from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 from models.language_model import LanguageModel
 
-__all__ = ["grid", "image_rule", "places", "positions", "their_inputs"]
+__all__ = ["GGUF", "grid", "image_rule", "places", "positions", "their_inputs"]
 
 NAME, ALONE = "qwen3_5", "qwen3_5_text"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
 MODEL_TYPES = (NAME, ALONE)
 PROCESSORS = dict.fromkeys(MODEL_TYPES, ("Qwen3VLProcessor", "Qwen2VLImageProcessor"))
-GGUF: dict[str, Any] = {}
-IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
+IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*|blk\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.
 _TEXT: dict[str, Any] = {
