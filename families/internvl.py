@@ -36,6 +36,7 @@ BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
 GGUF: dict[str, Any] = {}
+MLX: dict[str, str] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in

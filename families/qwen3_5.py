@@ -28,6 +28,7 @@ BOX_FORMS = {NAME: "qwen3-vl"}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
 GGUF: dict[str, Any] = {}
+MLX = qwen_vl.MLX | {"+1": r"model\.language_model\.(?!.*linear_attn).*norm\.weight"}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.

@@ -3,9 +3,10 @@
     if formats := quantized_as(opened):                          # such as ("Q4_K", "Q6_K")
         model = load_codes(opened, torch.device("cpu"))
 
-The language model's matrices keep their codes. What has none there, because the file leaves it in floats (a
-head, say) or in a format without whole codes (NF4, NVFP4, IQ types), is rounded to eight bits in groups of
-32, and a line says so. Tower and projector are bfloat16. Everything small is in the device's arithmetic.
+The language model's matrices keep their codes, on a CPU in the panels that C reads. What has none in the
+file, because it has floats there (a head, say) or a format without whole codes (NF4, NVFP4, IQ types), is
+rounded to eight bits in groups of 32, and a line says so. Tower and projector are bfloat16. Everything small
+is in the device's arithmetic.
 """
 
 from __future__ import annotations
@@ -13,54 +14,65 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import load_panels, to_panel
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
 from messages import counted
-from models.checkpoints.files import Opened, naming
-from models.checkpoints.gguf import read_header
-from models.checkpoints.quantized import settings_of
+from models.checkpoints.files import Opened
+from models.checkpoints.quantized import quantization
 from models.checkpoints.sources import GgufFiles
 from models.checkpoints.weights import FLOATS, Reading, trim
 from models.vision_language_model import VisionLanguageModel
 
 logger = logging.getLogger(__name__)
+_LARGE = 2**26  # bytes of weights from which on compiling, 3 to 8 seconds, pays
 
 
 def quantized_as(opened: Opened) -> tuple[str, ...]:
     """The formats of a checkpoint's quantized matrices, that of most weights first; () where it has none."""
     if not isinstance(opened.files, GgufFiles):
-        settings = settings_of(opened.config)
-        return (str(settings.get("quant_method")),) if settings else ()
+        return found.names if (found := quantization(opened.config)) else ()
     sizes: Counter[str] = Counter()
-    with naming(opened.source):
-        for place in read_header(opened.files.headers[0]).tensors.values():
-            sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
+    for place in opened.files.tensors[0].values():
+        sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
     return tuple(kind for kind, size in sizes.most_common() if size)
 
 
 def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
     """A model with the codes of its files on this device."""
     rounded: Counter[str] = Counter()  # matrices by their formats
+    in_panels = False
+    if device.type == "cpu" and sum(path.stat().st_size for path in opened.weights) >= _LARGE:
+        with suppress(NoCompiler):
+            in_panels = bool(load_panels(4))
+
+    def pack_tower(layer: nn.Module, own: Sequence[str], first: nn.Module | None) -> nn.Module:
+        if in_panels:
+            return to_panel(pack_layer("bfloat16", layer, own, None), own, first)
+        return pack_layer("bfloat16", layer, own, first)
 
     def put(model: nn.Module, names: Sequence[str], read: Reading) -> None:
         if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
-            put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
+            put_layers(model, names, read(), pack_tower)
             return
-        codes = read.codes()
+        codes, first = read.codes(), None
         if codes is None:
             rounded[read.entry.dtype] += 1
-            codes = Codes.rounded(read())
+            codes = Codes.rounded(replace(read, dtype=FLOATS.get(read.entry.dtype, torch.float32))())
         codes = codes.to(device)
         for path in (name.removesuffix(".weight") for name in names):
             layer = model.get_submodule(path)
-            if isinstance(layer, nn.Embedding):
-                model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
-            else:
-                model.set_submodule(path, CodedLinear(codes, layer.bias))
+            table = isinstance(layer, nn.Embedding)
+            made = CodedEmbedding(codes, ARITHMETIC[device.type]) if table else CodedLinear(codes, layer.bias)
+            first = to_panel(made, names, first) if in_panels else made
+            model.set_submodule(path, first)
         trim()
 
     model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)

@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gptq": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}},
     "gptq-8": {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": GROUP}},
     "gptq-act-order": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}},
-    "gptq-v2": {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}},
+    "gptq-v2": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"}},
     "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     "fp8-rows": {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
     "int8": {
@@ -38,13 +38,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "int4": {
         "quantization_config": {
             "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}},
         }
     },
     "int4-zeros": {
         "quantization_config": {
             "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}},
         }
     },
     "nvfp4": {"quantization_config": {"quant_method": "compressed-tensors"}},

@@ -20,6 +20,7 @@ from generation.codes import Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
 from models.checkpoints.gguf_config import Layout
+from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks
 from models.checkpoints.weights import FLOATS, Entry, joined, memory_of, rename
 
@@ -68,9 +69,8 @@ class BlockEntry(Entry):
 def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     """Every tensor of these files. One that has no place in the Hub's layout keeps its own name."""
     stored: dict[str, Entry] = {}
-    for path in paths:
-        with naming(path):
-            tensors = gguf.read_header(path).tensors
+    assert isinstance(opened.files, GgufFiles)
+    for path, tensors in zip(paths, opened.files.tensors):
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
     kind, family = opened.config["model_type"], family_of(opened.config)
     assert family is not None, "GGUF files are translated by a family"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -63,6 +64,25 @@ def rename(name: str, prefixes: Mapping[str, str], inside: Mapping[str, str] = M
     raise KeyError(f"no rule renames tensor {name}")
 
 
+def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
+
+    names: beginnings of names there -> the Hub's; and "+1", an expression for the Hub's names of norms that
+    are stored there as 1 + w. Kernels of convolutions have their inputs last there.
+    """
+    if not names or not any(name.startswith("language_model.") for name in entries):
+        return dict(entries)
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        name = rename(name, {**names, "": ""})
+        if len(entry.shape) > 2 and name.endswith("weight"):
+            entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
+        elif re.fullmatch(names.get("+1", ""), name):
+            entry = joined(lambda norm: norm.float() - 1, entry)
+        found[name] = entry
+    return found
+
+
 def part_of_qkv(name: str, fused: str = "qkv") -> StoredTensor | None:
     """Where `….attn.q_proj.…`, `k_proj` or `v_proj` lies in a tensor `….attn.qkv.…`, whose rows are all of q,
     then all of k, then all of v; None for other names."""
@@ -79,14 +99,14 @@ def check_shapes(
     source: str,
 ) -> None:
     """Compare the tensors `stored` in the checkpoint `source` with our `expected` ones, before any weight is
-    allocated. `ignorable`: what stored tensors that nothing needs are called."""
+    allocated. `ignorable`: what stored tensors that nothing needs are called. A tensor may be stored flat."""
     places = {name: stored_tensor(name) for name in expected}
     needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
     extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     has = f"it has {counted(len(extra), 'tensor')} that nothing there needs: {some(extra)}" if extra else ""
     if missing := needed.keys() - stored.keys():
         has = f"{len(missing)} of {len(needed)} tensors are missing: {some(missing)}" + (has and f"; {has}")
-    elif wrong := [name for name in needed if stored[name] != needed[name]]:
+    elif wrong := [n for n in needed if stored[n] not in (needed[n], (math.prod(needed[n]),))]:
         name = min(wrong)
         has = f"tensor {name} has shape {list(stored[name])}, expected {list(needed[name])}"
         has += f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else ""
