@@ -15,10 +15,11 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes
 from generation.fast.native.build import NoCompiler
@@ -26,9 +27,9 @@ from generation.fast.native.panels import load_panels, to_panel
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
 from messages import counted
 from models.checkpoints.files import Opened
-from models.checkpoints.quantized import quantization
+from models.checkpoints.quantized import quantized
 from models.checkpoints.sources import GgufFiles
-from models.checkpoints.weights import FLOATS, Reading, trim
+from models.checkpoints.weights import FLOATS, read_tensor, trim
 from models.vision_language_model import VisionLanguageModel
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,10 @@ _LARGE = 2**26  # bytes of weights from which on compiling, 3 to 8 seconds, pays
 
 
 def quantized_as(opened: Opened) -> tuple[str, ...]:
-    """The formats of a checkpoint's quantized matrices, that of most weights first; () where it has none."""
+    """The formats of the quantized matrices of a GGUF file, that of most weights first, () where it has none;
+    or the method of a folder whose config names one."""
     if not isinstance(opened.files, GgufFiles):
-        return found.names if (found := quantization(opened.config)) else ()
+        return quantized(opened.config).names
     sizes: Counter[str] = Counter()
     for place in opened.files.tensors[0].values():
         sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
@@ -53,22 +55,24 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
         with suppress(NoCompiler):
             in_panels = bool(load_panels(4))
 
-    def pack_tower(layer: nn.Module, own: Sequence[str], first: nn.Module | None) -> nn.Module:
+    def pack_tower(layer: Any, own: Sequence[str], first: Any) -> nn.Module:
         if in_panels:
             return to_panel(pack_layer("bfloat16", layer, own, None), own, first)
         return pack_layer("bfloat16", layer, own, first)
 
-    def put(model: nn.Module, names: Sequence[str], read: Reading) -> None:
+    def put(model: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
         if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
             put_layers(model, names, read(), pack_tower)
             return
-        codes, first = read.codes(), None
+        entry, shape, _, _, part, parts = read.args
+        codes: Codes | None = entry.codes(part, parts)
         if codes is None:
-            rounded[read.entry.dtype] += 1
-            codes = Codes.rounded(replace(read, dtype=FLOATS.get(read.entry.dtype, torch.float32))())
-        codes = codes.to(device)
+            rounded[entry.dtype] += 1
+            kind = FLOATS.get(entry.dtype, torch.float32)
+            codes = Codes.rounded(read_tensor(entry, shape, kind, "cpu", part, parts))
+        codes, first = codes.to(device), None
         for path in (name.removesuffix(".weight") for name in names):
-            layer = model.get_submodule(path)
+            layer: Any = model.get_submodule(path)
             table = isinstance(layer, nn.Embedding)
             made = CodedEmbedding(codes, ARITHMETIC[device.type]) if table else CodedLinear(codes, layer.bias)
             first = to_panel(made, names, first) if in_panels else made

@@ -21,13 +21,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from families import family_of
-from families.keys import section
+from families.keys import quantization, section
 from generation.codes import BLOCK, PARTIAL_FLOATS, Codes, Form, packed, pair
-from models.checkpoints.files import CheckpointError
-from models.checkpoints.weights import Entry, Shape, from_mlx
+from models.checkpoints.files import CheckpointError, naming
+from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
 _LOW, _ONES = 0x0F0F0F0F, 0x01010101  # of each byte of a word
+
+
+@dataclass(frozen=True)
+class JoinedEntry(Entry):
+    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
+    by_rows: it puts rows in another order or below one another, and no more."""
+
+    join: Callable[..., Tensor]
+    pieces: tuple[Entry, ...]
+    by_rows: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
+        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
+        return self.join(*pieces).chunk(parts)[part].contiguous()
+
+    def codes(self, part: int, parts: int) -> Codes | None:
+        pieces = [codes for piece in self.pieces if self.by_rows and (codes := piece.codes(0, 1))]
+        if len(pieces) < len(self.pieces) or len({piece.kind for piece in pieces}) > 1:
+            return None
+        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
+        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
+
+
+def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
+    """What `join` makes of tensors of a file."""
+    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
+    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
 
 
 # ----------------------------------------------------------------------------------------------------- GGUF
@@ -40,7 +71,8 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    return block[..., begin:end].contiguous().view(dtype)
+    own = block[..., begin:end]
+    return own.flatten().view(dtype).view(*own.shape[:-1], -1)  # which has no odd strides, as one block may
 
 
 def _halves(words: Tensor, run: int) -> Tensor:
@@ -113,22 +145,26 @@ Parts = Mapping[str, Tensor]  # of a matrix, by the last part of their names
 
 
 class Way(NamedTuple):
-    """How matrices of these names lie, by a config.json: `targets` are names, or expressions after "re:".
+    """How matrices of these names lie, by a config.json: `targets` are names, classes, or expressions after
+    "re:"; () stands for all.
     bits: of a code. span: columns of a group; 0: whole rows. block: rows and columns that share a scale.
-    less_one: zeros are stored so."""
+    less_one: zeros are stored so. apart: columns of a group are said to lie apart."""
 
     bits: int
     span: int = 0
     targets: tuple[str, ...] = ()
     block: tuple[int, int] = (128, 128)
     less_one: bool = False
+    apart: bool = False
 
     def distance(self, name: str) -> int:
-        """0 for a name that it has, 1 for one that an expression of it fits, 2 for others."""
+        """0 for a name that it has, 1 for one that an expression fits, 2 for any of its classes, else 3."""
         if {name, name.removeprefix("language_model.")} & {*self.targets}:
             return 0
         patterns = (target[3:] for target in self.targets if target.startswith("re:"))
-        return 1 if any(re.match(pattern, name) for pattern in patterns) else 2
+        if any(re.match(pattern, name) for pattern in patterns):
+            return 1
+        return 3 if self.targets and not any(target[:1].isupper() for target in self.targets) else 2
 
     def groups(self, columns: int) -> int:
         return -(-columns // self.span) if self.span else 1
@@ -193,8 +229,9 @@ def _gptq(parts: Parts, way: Way) -> Codes | Tensor:
 
 def _fp8(parts: Parts, way: Way) -> Codes:
     """Scales of blocks, of groups in rows, of rows, or one of all."""
-    weight, scale = parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale")).float()
-    (rows, columns), scale = weight.shape, scale.reshape(len(scale) if scale.ndim else 1, -1)
+    weight, (name,) = parts["weight"], parts.keys() & {"weight_scale_inv", "weight_scale"}
+    (rows, columns), scale = weight.shape, parts[name].float()
+    scale = scale.reshape(len(scale) if scale.ndim else 1, -1)
     high, span = way.block if len(scale) != rows else (1, way.span)
     if scale.numel() == 1 or scale.shape == (rows, 1):
         high, span = rows, columns + -columns % BLOCK
@@ -353,7 +390,7 @@ def kept_bytes(entry: Entry) -> int:
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
     words = numbers // 32
-    if isinstance(entry, CodedEntry) and entry.scheme.kept:
+    if isinstance(entry, CodedEntry) and entry.scheme.kept and not entry.way.apart:
         bits = 4 if entry.scheme.grouped and entry.way.bits <= 4 else 8
         scales = math.prod(entry.parts[entry.scheme.parts[-1]].shape)
         words = max(scales * (entry.way.block[0] if entry.scheme.dtype == "F8_E4M3" else 1), entry.shape[0])
@@ -374,7 +411,7 @@ _BITS = {"awq": (4,), "auto-round": (2, 3, 4, 8), "gptq": (2, 3, 4, 8), "mlx": (
 _GROUPS = {"awq": 128, "gptq": 128, "auto-round": 128, "mlx": 64}  # columns, where none are named
 
 
-class Quantization(NamedTuple):
+class Quantized(NamedTuple):
     """What a config.json says of how its weights are quantized: method, form of that, ways of matrices (the
     first is that of those which are not named), and the reason why nothing here reads them, or ""."""
 
@@ -385,17 +422,18 @@ class Quantization(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f"{self.method}-{way.bits}" for way in self.ways))
+        return tuple(dict.fromkeys(f"{self.method}-{way.bits}" for way in self.ways if way.bits <= 8))
 
 
-def quantization(config: Mapping) -> Quantization | None:
-    """None for weights that are not quantized."""
-    inside = section(config, "text_config")
-    stored = section(config, "quantization_config") or section(inside, "quantization_config")
-    if "quant_method" not in stored and (mlx := section(config, "quantization")):
+def quantized(config: Mapping) -> Quantized:
+    """The same, of a config.json that says it."""
+    with naming("config.json: its quantization_config"):
+        return _quantized(quantization(config), section(config, "quantization"))
+
+
+def _quantized(stored: Mapping, mlx: Mapping) -> Quantized:
+    if "quant_method" not in stored and mlx:
         stored = {"quant_method": "mlx", "mode": "affine", **mlx}
-    if not stored:
-        return None
     method = str(stored.get("quant_method") or stored.get("quant_algo") or "")
     keys = ("mode", "packing_format", "checkpoint_format", "version", "format")
     forms = [stored.get("quant_algo")] if method == "modelopt" else [stored.get(key) for key in keys]
@@ -403,17 +441,16 @@ def quantization(config: Mapping) -> Quantization | None:
     base = {"bits": 4 if stored.get("load_in_4bit") or stored.get("_load_in_4bit") else 8, **stored}
     base["bits"] = stored.get("bits") or stored.get("w_bit") or base["bits"]
     base["group_size"] = stored.get("group_size", stored.get("q_group_size", _GROUPS.get(method)))
-    named = stored | section(stored, "dynamic") | section(stored, "extra_config")
-    inner = [(weights, targets) for weights, targets in _named_groups(stored)]
-    inner += [
-        ({**base, **one}, (name, f"re:{name.removeprefix('+:')}"))
-        for name, one in named.items()
-        if isinstance(one, dict) and {"bits", "group_size"} & one.keys()
-    ]
+    inner = list(_named_groups(stored))
+    patterns = section(stored, "dynamic") | section(stored, "extra_config")
+    for name, one in (stored | patterns).items():
+        if isinstance(one, dict) and {"bits", "group_size"} & one.keys():
+            pattern = (f"re:{name.removeprefix('+:')}",) if name in patterns else ()
+            inner.append(({**base, **one}, (name, *pattern)))
     less_one = form in ("", "gptq", "auto_round:auto_gptq")
     outer = [] if section(stored, "config_groups") else [(base, ())]
     ways = tuple(_way(settings, targets, less_one) for settings, targets in (*outer, *inner))
-    return Quantization(method, form, ways, _unread(method, form, ways, stored))
+    return Quantized(method, form, ways, _unread(method, form, ways, stored))
 
 
 def _named_groups(stored: Mapping) -> Iterator[tuple[dict, tuple[str, ...]]]:
@@ -426,7 +463,8 @@ def _named_groups(stored: Mapping) -> Iterator[tuple[dict, tuple[str, ...]]]:
 def _way(settings: Mapping, targets: tuple[str, ...], less_one: bool) -> Way:
     block = settings.get("weight_block_size") or settings.get("block_structure") or (128, 128)
     span = max(0, settings.get("group_size") or 0)
-    return Way(settings["bits"], span, targets, (block[0], block[1]), less_one)
+    apart = settings.get("desc_act") or settings.get("actorder") == "group"
+    return Way(settings["bits"], span, targets, (block[0], block[1]), less_one, bool(apart))
 
 
 def _unread(method: str, form: str, ways: tuple[Way, ...], stored: Mapping) -> str:
@@ -442,8 +480,7 @@ def _unread(method: str, form: str, ways: tuple[Way, ...], stored: Mapping) -> s
 
 def unreadable(config: Mapping) -> str:
     """The words "quantized (aqlm) in a way …" for weights that nothing here reads, else ""."""
-    found = quantization(config)
-    return "" if found is None else found.unread
+    return quantized(config).unread
 
 
 # ------------------------------------------------------------------------------------------------- entries
@@ -457,7 +494,8 @@ def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str
     shape that it has."""
     family = family_of(config)
     mlx = {} if family is None else family.MLX
-    if (found := quantization(config)) is None:
+    found = quantized(config)
+    if not quantization(config):
         return from_mlx(entries, mlx)
     stems: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
@@ -501,3 +539,22 @@ def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: tuple[Wa
     return CodedEntry(
         first.path, scheme.label.format(way.bits), shape, first.begin, first.end, scheme, parts, way
     )
+
+
+def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
+
+    names: beginnings of names there -> the Hub's; and "+1", an expression for the Hub's names of norms that
+    are stored there as 1 + w. Kernels of convolutions have their inputs last there.
+    """
+    if not names or not any(name.startswith("language_model.") for name in entries):
+        return dict(entries)
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        name = rename(name, {**names, "": ""})
+        if len(entry.shape) > 2 and name.endswith("weight"):
+            entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
+        elif re.fullmatch(names.get("+1", ""), name):
+            entry = joined(lambda norm: norm.float() - 1, entry)
+        found[name] = entry
+    return found

@@ -52,19 +52,19 @@ def read_headers(opened: Opened) -> Headers | None:
     is longer; nothing is kept.
     """
     if isinstance(opened.files, GgufFiles):
-        tensors, count = gguf_entries(opened, opened.files.headers), len(opened.files.headers)
-    elif weights := opened.weights_here:
-        tensors, count = quantized_entries(stored_entries(opened), opened.config), len(weights)
+        return Headers(gguf_entries(opened, opened.files.headers), len(opened.files.headers))
+    if weights := opened.weights_here:
+        tensors, count = stored_entries(opened), len(weights)
     elif opened.commit is None:
         return None
     else:
         with one_sentence(opened.source, opened.commit, "the header of the weights"):
             ask = client().HfApi().get_safetensors_metadata
             metadata = fetched(ask, opened.source, revision=opened.commit)
-        stored = {
+        tensors = {
             name: Entry(Path(file), info.dtype, tuple(info.shape), *info.data_offsets)
             for file, header in metadata.files_metadata.items()
             for name, info in header.tensors.items()
         }
-        tensors, count = quantized_entries(stored, opened.config), len(metadata.files_metadata)
-    return Headers(tensors, count)
+        count = len(metadata.files_metadata)
+    return Headers(quantized_entries(tensors, opened.config), count)

@@ -64,25 +64,6 @@ def rename(name: str, prefixes: Mapping[str, str], inside: Mapping[str, str] = M
     raise KeyError(f"no rule renames tensor {name}")
 
 
-def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
-    """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
-
-    names: beginnings of names there -> the Hub's; and "+1", an expression for the Hub's names of norms that
-    are stored there as 1 + w. Kernels of convolutions have their inputs last there.
-    """
-    if not names or not any(name.startswith("language_model.") for name in entries):
-        return dict(entries)
-    found: dict[str, Entry] = {}
-    for name, entry in entries.items():
-        name = rename(name, {**names, "": ""})
-        if len(entry.shape) > 2 and name.endswith("weight"):
-            entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
-        elif re.fullmatch(names.get("+1", ""), name):
-            entry = joined(lambda norm: norm.float() - 1, entry)
-        found[name] = entry
-    return found
-
-
 def part_of_qkv(name: str, fused: str = "qkv") -> StoredTensor | None:
     """Where `….attn.q_proj.…`, `k_proj` or `v_proj` lies in a tensor `….attn.qkv.…`, whose rows are all of q,
     then all of k, then all of v; None for other names."""
@@ -161,37 +142,6 @@ class Entry:
         return CheckpointError(f"{self.path}: the file became shorter while it was read; load it again")
 
 
-@dataclass(frozen=True)
-class JoinedEntry(Entry):
-    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
-    by_rows: it puts rows in another order or below one another, and no more."""
-
-    join: Callable[..., Tensor]
-    pieces: tuple[Entry, ...]
-    by_rows: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
-
-    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
-        return self.join(*pieces).chunk(parts)[part].contiguous()
-
-    def codes(self, part: int, parts: int) -> Any:
-        pieces = [piece.codes(0, 1) for piece in self.pieces] if self.by_rows else [None]
-        if None in pieces or len({piece.kind for piece in pieces}) > 1:
-            return None
-        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
-        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
-
-
-def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
-    """What `join` makes of tensors of a file."""
-    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
-    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
-
-
 def read_header(path: Path) -> dict[str, Entry]:
     """Every tensor of a safetensors file. The library checks that header and length of the file agree, and
     that each byte of the data belongs to one tensor."""
@@ -247,25 +197,6 @@ def read_tensor(
     """Rows part/parts of a stored tensor, of this shape, dtype and device; None: as it is stored."""
     tensor = entry.read(dtype, part, parts)
     return tensor.view(entry.shape if shape is None else shape).to(device, dtype)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A stored tensor that is about to be read: rows part/parts, in this shape and dtype, to this device."""
-
-    entry: Entry
-    shape: Shape
-    dtype: torch.dtype
-    device: torch.device
-    part: int = 0
-    parts: int = 1
-
-    def __call__(self) -> Tensor:
-        return read_tensor(self.entry, self.shape, self.dtype, self.device, self.part, self.parts)
-
-    def codes(self) -> Any:
-        """See `Entry.codes`."""
-        return self.entry.codes(self.part, self.parts)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
