@@ -31,11 +31,7 @@ BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
 GGUF: dict[str, Any] = {}
-MLX = {
-    "language_model.model.": "model.language_model.", "vision_tower.": "model.vision_tower.",
-    "embed_vision.": "model.embed_vision.", "embed_audio.": "model.embed_audio.",
-    "audio_tower.": "model.audio_tower.",
-}  # fmt: skip
+MLX = {"language_model.model.": "model.language_model.", "": "model."}
 # The audio tower, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"

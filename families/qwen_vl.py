@@ -40,9 +40,11 @@ IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_he
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
 MODEL_TYPES = (*KINDS,)
 MLX = {
-    "language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "model.language_model.",
+    "language_model.": "",
     "vision_tower.": "model.visual.",
-}  # fmt: skip
+    "": "",
+}
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 PROCESSORS = {kind: (f"{name}Processor", "Qwen2VLImageProcessor") for kind, name in _CLASS.items()}
 # Defaults of transformers' configs, where they are not those of a text model of that type.

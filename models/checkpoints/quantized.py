@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -265,8 +265,7 @@ def _bytes_of_rows(parts: Parts, way: Way) -> Codes | Tensor:
 
 def _nf4(parts: Parts, way: Way) -> Tensor:
     """bitsandbytes in four bits: codes of a table, in blocks of a flat matrix."""
-    (name,) = (name for name in parts if ".quant_state." in name)
-    state = json.loads(bytes(parts[name].tolist()))
+    state = _json(next(part for name, part in parts.items() if ".quant_state." in name))
     weight, largest = parts["weight"].flatten(), parts["weight.absmax"]
     if "weight.nested_absmax" in parts:
         fine = parts["weight.nested_quant_map"][largest.int()]
@@ -276,6 +275,10 @@ def _nf4(parts: Parts, way: Way) -> Tensor:
     numbers = F.pad(parts["weight.quant_map"][codes.int()], (0, -len(codes) % state["blocksize"]))
     numbers = numbers.view(len(largest), -1) * largest[:, None].float()
     return numbers.flatten()[: math.prod(state["shape"])].view(state["shape"])
+
+
+def _json(raw: Tensor) -> Any:
+    return json.loads(bytes(raw.tolist()))
 
 
 def _nvfp4(parts: Parts, way: Way) -> Tensor:
@@ -332,7 +335,7 @@ SCHEMES = (
         kept=False,
     ),
     Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
-    # Its shape is in the file, for which a flat one stands.
+    # Its shape is in the file; a flat one stands for it where that is not here.
     Scheme(
         "bnb-4bit", "U8", ("weight", "weight.quant_map", "weight.absmax"),
         lambda s, _: (2 * math.prod(s),), _nf4, kept=False,
@@ -443,7 +446,7 @@ def _quantized(stored: Mapping, mlx: Mapping) -> Quantized:
     base["group_size"] = stored.get("group_size", stored.get("q_group_size", _GROUPS.get(method)))
     inner = list(_named_groups(stored))
     patterns = section(stored, "dynamic") | section(stored, "extra_config")
-    for name, one in (stored | patterns).items():
+    for name, one in {**stored, **patterns}.items():
         if isinstance(one, dict) and {"bits", "group_size"} & one.keys():
             pattern = (f"re:{name.removeprefix('+:')}",) if name in patterns else ()
             inner.append(({**base, **one}, (name, *pattern)))
@@ -529,6 +532,9 @@ def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: tuple[Wa
 
     way = min(ways, key=lambda way: (strange(way), way.distance(stem)))
     shape = scheme.shape(first.shape, way.bits)
+    state = next((part for name, part in parts.items() if ".quant_state." in name), None)
+    if state is not None and state.path.is_file():
+        shape = tuple(_json(state.stored())["shape"])
     if strange(way):
         count = scales // shape[0]
         raise CheckpointError(
@@ -541,17 +547,20 @@ def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: tuple[Wa
     )
 
 
+OF_MLX = re.compile(r"language_model\.(model|layers)\.").match  # names in its folders
+
+
 def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
     """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
 
-    names: beginnings of names there -> the Hub's; and "+1", an expression for the Hub's names of norms that
-    are stored there as 1 + w. Kernels of convolutions have their inputs last there.
+    names: beginnings of names there -> the Hub's, "" last; and "+1", an expression for the Hub's names of
+    norms that are stored there as 1 + w. Kernels of convolutions have their inputs last there.
     """
-    if not names or not any(name.startswith("language_model.") for name in entries):
+    if not names or not any(map(OF_MLX, entries)):
         return dict(entries)
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
-        name = rename(name, {**names, "": ""})
+        name = rename(name, names)
         if len(entry.shape) > 2 and name.endswith("weight"):
             entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
         elif re.fullmatch(names.get("+1", ""), name):

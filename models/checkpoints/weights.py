@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -80,14 +79,14 @@ def check_shapes(
     source: str,
 ) -> None:
     """Compare the tensors `stored` in the checkpoint `source` with our `expected` ones, before any weight is
-    allocated. `ignorable`: what stored tensors that nothing needs are called. A tensor may be stored flat."""
+    allocated. `ignorable`: what stored tensors that nothing needs are called."""
     places = {name: stored_tensor(name) for name in expected}
     needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
     extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     has = f"it has {counted(len(extra), 'tensor')} that nothing there needs: {some(extra)}" if extra else ""
     if missing := needed.keys() - stored.keys():
         has = f"{len(missing)} of {len(needed)} tensors are missing: {some(missing)}" + (has and f"; {has}")
-    elif wrong := [n for n in needed if stored[n] not in (needed[n], (math.prod(needed[n]),))]:
+    elif wrong := [name for name in needed if stored[name] != needed[name]]:
         name = min(wrong)
         has = f"tensor {name} has shape {list(stored[name])}, expected {list(needed[name])}"
         has += f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else ""
