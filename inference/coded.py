@@ -27,7 +27,7 @@ from generation.fast.native.panels import load_panels, to_panel
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
 from messages import counted
 from models.checkpoints.files import Opened
-from models.checkpoints.quantized import quantized
+from models.checkpoints.quantized import method_of
 from models.checkpoints.sources import GgufFiles
 from models.checkpoints.weights import FLOATS, read_tensor, trim
 from models.vision_language_model import VisionLanguageModel
@@ -40,7 +40,7 @@ def quantized_as(opened: Opened) -> tuple[str, ...]:
     """The formats of the quantized matrices of a GGUF file, that of most weights first, () where it has none;
     or the method of a folder whose config names one."""
     if not isinstance(opened.files, GgufFiles):
-        return quantized(opened.config).names
+        return (method_of(opened.config)[1],)
     sizes: Counter[str] = Counter()
     for place in opened.files.tensors[0].values():
         sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)

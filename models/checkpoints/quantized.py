@@ -22,8 +22,8 @@ from torch import Tensor
 
 from families import family_of
 from families.keys import quantization, section
-from generation.codes import BLOCK, PARTIAL_FLOATS, Codes, Form, packed, pair
-from models.checkpoints.files import CheckpointError, naming
+from generation.codes import BLOCK, Codes, Form, packed, pair
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
@@ -145,29 +145,21 @@ Parts = Mapping[str, Tensor]  # of a matrix, by the last part of their names
 
 
 class Way(NamedTuple):
-    """How matrices of these names lie, by a config.json: `targets` are names, classes, or expressions after
-    "re:"; () stands for all.
-    bits: of a code. span: columns of a group; 0: whole rows. block: rows and columns that share a scale.
-    less_one: zeros are stored so. apart: columns of a group are said to lie apart."""
+    """A way in which matrices lie, by a config.json. bits: of a code. span: columns of a group; below 1: all.
+    block: rows and columns that share a scale. order: whether columns of a group lie apart. less_one: zeros
+    are stored so."""
 
-    bits: int
+    bits: int = 8
     span: int = 0
-    targets: tuple[str, ...] = ()
     block: tuple[int, int] = (128, 128)
+    order: bool | str = False
     less_one: bool = False
-    apart: bool = False
 
-    def distance(self, name: str) -> int:
-        """0 for a name that it has, 1 for one that an expression fits, 2 for any of its classes, else 3."""
-        if {name, name.removeprefix("language_model.")} & {*self.targets}:
-            return 0
-        patterns = (target[3:] for target in self.targets if target.startswith("re:"))
-        if any(re.match(pattern, name) for pattern in patterns):
-            return 1
-        return 3 if self.targets and not any(target[:1].isupper() for target in self.targets) else 2
-
-    def groups(self, columns: int) -> int:
-        return -(-columns // self.span) if self.span else 1
+    def counts(self, rows: int, columns: int, fp8: bool) -> set[int]:
+        """The numbers of scales that a matrix may have."""
+        grouped = rows * (-(-columns // self.span) if self.span > 0 else 1)
+        blocks = -(-rows // self.block[0]) * -(-columns // self.block[1])
+        return {1, rows, grouped, blocks} if fp8 else {grouped, grouped // rows}
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
@@ -195,7 +187,7 @@ def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, way: Way, group: 
     """Codes of bytes (R, C), scales (R, G) and zeros (R, G); floats where columns of a group lie apart, as
     `group` (C,), that of each column, has them, or where scales of 32 bits have zeros of their own."""
     (rows, columns), bits = codes.shape, 4 if way.bits <= 4 else 8
-    span = way.span or columns + -columns % BLOCK
+    span = way.span if way.span > 0 else columns + -columns % BLOCK
     scale = scale.reshape(scale.shape[0] if scale.ndim else 1, -1).expand(rows, -1)
     zeros = torch.full_like(scale, zero, dtype=torch.int16) if isinstance(zero, int) else zero.short()
     own, narrow = torch.arange(columns) // span, _narrow(scale)
@@ -300,15 +292,14 @@ def _mlx(parts: Parts, way: Way) -> Codes | Tensor:
 
 class Scheme(NamedTuple):
     """One way in which a matrix is stored: what it is called, with its bits; the type of its codes; its
-    parts, the codes first and the scales last; its shape (R, C) by that of the codes; its reader; whether
-    groups are as wide as config.json says; and whether there are codes to keep."""
+    parts, the codes first and the scales last; its shape (R, C) by that of the codes; its reader; and whether
+    there are codes to keep."""
 
     label: str
     dtype: str
     parts: tuple[str, ...]
     shape: Callable[[Shape, int], Shape]
     read: Callable[[Parts, Way], Codes | Tensor]
-    grouped: bool = False
     kept: bool = True
 
 
@@ -322,14 +313,14 @@ def _words(shape: Shape, bits: int) -> Shape:
 
 # The first that fits is taken.
 SCHEMES = (
-    Scheme("AWQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, _: (s[1] * 8, s[0]), _awq, True),
+    Scheme("AWQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, _: (s[1] * 8, s[0]), _awq),
     Scheme(
-        "GPTQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, n: (s[1], s[0] * 32 // n), _gptq, True
+        "GPTQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, n: (s[1], s[0] * 32 // n), _gptq
     ),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
     Scheme("INT8", "I8", ("weight", "weight_scale"), _same, _packed_integers),
-    Scheme("INT{}", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers, True),
+    Scheme("INT{}", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
     Scheme(
         "NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4,
         kept=False,
@@ -340,7 +331,7 @@ SCHEMES = (
         "bnb-4bit", "U8", ("weight", "weight.quant_map", "weight.absmax"),
         lambda s, _: (2 * math.prod(s),), _nf4, kept=False,
     ),
-    Scheme("MLX-{}", "U32", ("weight", "biases", "scales"), _words, _mlx, True),
+    Scheme("MLX-{}", "U32", ("weight", "biases", "scales"), _words, _mlx),
 )  # fmt: skip
 
 
@@ -356,33 +347,23 @@ class CodedEntry(Entry):
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts.values())
 
-    def opened(self) -> Iterator[Codes | Tensor]:
-        """All rows in order; where each part has a row for each of ours, so many at a time that little lies
-        beside them."""
+    def opened(self) -> Codes | Tensor:
         parts = {name: part.stored().view(part.shape) for name, part in self.parts.items()}
-        rows, cut = self.shape[0], {*self.scheme.parts} - {"weight_shape"}
-        plain = {*parts} <= {*self.scheme.parts} and all(parts[name].shape[:1] == (rows,) for name in cut)
-        step = max(1, PARTIAL_FLOATS // self.shape[-1]) if plain else rows
-        for at in range(0, rows, step):
-            mine = {name: parts[name][at : at + step] for name in cut} if plain else {}
-            yield self.scheme.read(parts | mine, self.way)
+        return self.scheme.read(parts, self.way)
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        tensor, at = torch.empty(math.prod(self.shape), dtype=dtype or torch.float32), 0
-        for rows in self.opened():
-            numbers = (rows.numbers() if isinstance(rows, Codes) else rows).flatten()
-            tensor[at : at + len(numbers)] = numbers
-            at += len(numbers)
-        return tensor.chunk(parts)[part].clone() if parts > 1 else tensor
+        found, size = self.opened(), self.shape[0] // parts
+        tensor, step = torch.empty(size, *self.shape[1:], dtype=dtype or torch.float32), 2048
+        for at in range(0, size, step):
+            rows = found[part * size + at : part * size + min(size, at + step)]
+            tensor[at : at + step] = rows.numbers() if isinstance(rows, Codes) else rows
+        return tensor
 
     def codes(self, part: int, parts: int) -> Codes | None:
-        if not self.scheme.kept:
-            return None
-        size, found = self.shape[0] // parts, list(self.opened())
-        if not isinstance(found[0], Codes) or found[0].span % 32:
-            return None
-        whole = found[0].of(*map(torch.cat, zip(*(one.tensors for one in found))))
-        return whole[part * size : (part + 1) * size]
+        found, size = self.opened() if self.scheme.kept else None, self.shape[0] // parts
+        if isinstance(found, Codes) and found.span % 32 == 0:
+            return found[part * size : (part + 1) * size]
+        return None
 
 
 def kept_bytes(entry: Entry) -> int:
@@ -393,97 +374,63 @@ def kept_bytes(entry: Entry) -> int:
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
     words = numbers // 32
-    if isinstance(entry, CodedEntry) and entry.scheme.kept and not entry.way.apart:
-        bits = 4 if entry.scheme.grouped and entry.way.bits <= 4 else 8
+    if isinstance(entry, CodedEntry) and entry.scheme.kept and entry.way.order not in (True, "group"):
+        bits = 4 if "{}" in entry.scheme.label and entry.way.bits <= 4 else 8
         scales = math.prod(entry.parts[entry.scheme.parts[-1]].shape)
-        words = max(scales * (entry.way.block[0] if entry.scheme.dtype == "F8_E4M3" else 1), entry.shape[0])
+        words = max(scales * (entry.way.block[0] if entry.scheme.label == "FP8" else 1), entry.shape[0])
     return numbers * bits // 8 + 4 * words
 
 
 # --------------------------------------------------------------------------------------------- config.json
-# Forms of each method that are read; "" stands for a config.json that names none.
-_FORMS = {
-    "awq": {"gemm"}, "gptq": {"", "gptq", "gptq_v2"}, "mlx": {"affine"}, "fp8": {""}, "fbgemm_fp8": {""},
-    "bitsandbytes": {""}, "modelopt": {"fp8"}, "auto-round": {"auto_round:auto_gptq", "auto_round:auto_awq"},
-    "compressed-tensors": {
-        "", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-        "mixed-precision",
-    },
+# Forms of each method that are read ("": where config.json names none), and its bits.
+_READ: dict[str, tuple[str, tuple[int, ...]]] = {
+    "awq": ("gemm", (4,)), "gptq": (" gptq gptq_v2", (2, 3, 4, 8)), "mlx": ("affine", (2, 3, 4, 5, 6, 8)),
+    "fp8": ("", (8,)), "fbgemm_fp8": ("", (8,)), "modelopt": ("fp8", (8,)), "bitsandbytes": ("", (8,)),
+    "auto-round": ("auto_round:auto_gptq auto_round:auto_awq", (2, 3, 4, 8, 16)),
+    "compressed-tensors": (
+        " pack-quantized int-quantized float-quantized naive-quantized nvfp4-pack-quantized mixed-precision",
+        (4, 8),
+    ),
 }  # fmt: skip
-_BITS = {"awq": (4,), "auto-round": (2, 3, 4, 8), "gptq": (2, 3, 4, 8), "mlx": (2, 3, 4, 5, 6, 8)}
-_GROUPS = {"awq": 128, "gptq": 128, "auto-round": 128, "mlx": 64}  # columns, where none are named
+_SPANS = {"awq": 128, "gptq": 128, "auto-round": 128, "mlx": 64}  # where none are named
+_FORM = ("mode", "packing_format", "checkpoint_format", "version", "format")  # the keys that may name it
+_KEYS = {"bits": "bits", "w_bit": "bits", "num_bits": "bits", "group_size": "span", "q_group_size": "span",
+         "weight_block_size": "block", "block_structure": "block", "desc_act": "order",
+         "actorder": "order"}  # fmt: skip
 
 
-class Quantized(NamedTuple):
-    """What a config.json says of how its weights are quantized: method, form of that, ways of matrices (the
-    first is that of those which are not named), and the reason why nothing here reads them, or ""."""
-
-    method: str
-    form: str
-    ways: tuple[Way, ...]
-    unread: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f"{self.method}-{way.bits}" for way in self.ways if way.bits <= 8))
-
-
-def quantized(config: Mapping) -> Quantized:
-    """The same, of a config.json that says it."""
-    with naming("config.json: its quantization_config"):
-        return _quantized(quantization(config), section(config, "quantization"))
-
-
-def _quantized(stored: Mapping, mlx: Mapping) -> Quantized:
-    if "quant_method" not in stored and mlx:
-        stored = {"quant_method": "mlx", "mode": "affine", **mlx}
+def method_of(config: Mapping) -> tuple[dict, str, str]:
+    """What a config.json says of how its weights are quantized: all, the method, and its form."""
+    stored = quantization(config)
+    if "quant_method" not in stored and "quantization" in config:
+        stored = {"quant_method": "mlx", "mode": "affine"} | stored
     method = str(stored.get("quant_method") or stored.get("quant_algo") or "")
-    keys = ("mode", "packing_format", "checkpoint_format", "version", "format")
-    forms = [stored.get("quant_algo")] if method == "modelopt" else [stored.get(key) for key in keys]
-    form = str(next(filter(None, forms), "gemm" if method == "awq" else "")).lower()
-    base = {"bits": 4 if stored.get("load_in_4bit") or stored.get("_load_in_4bit") else 8, **stored}
-    base["bits"] = stored.get("bits") or stored.get("w_bit") or base["bits"]
-    base["group_size"] = stored.get("group_size", stored.get("q_group_size", _GROUPS.get(method)))
-    inner = list(_named_groups(stored))
-    patterns = section(stored, "dynamic") | section(stored, "extra_config")
-    for name, one in {**stored, **patterns}.items():
-        if isinstance(one, dict) and {"bits", "group_size"} & one.keys():
-            pattern = (f"re:{name.removeprefix('+:')}",) if name in patterns else ()
-            inner.append(({**base, **one}, (name, *pattern)))
-    less_one = form in ("", "gptq", "auto_round:auto_gptq")
-    outer = [] if section(stored, "config_groups") else [(base, ())]
-    ways = tuple(_way(settings, targets, less_one) for settings, targets in (*outer, *inner))
-    return Quantized(method, form, ways, _unread(method, form, ways, stored))
+    forms = (stored.get(key) for key in (("quant_algo",) if method == "modelopt" else _FORM))
+    return stored, method, str(next(filter(None, forms), "gemm" if method == "awq" else "")).lower()
 
 
-def _named_groups(stored: Mapping) -> Iterator[tuple[dict, tuple[str, ...]]]:
-    """Settings of weights and their names in compressed-tensors."""
-    for group in section(stored, "config_groups").values():
-        weights = group.get("weights") or {}
-        yield {"bits": weights.get("num_bits", 8), **weights}, tuple(group.get("targets") or ())
-
-
-def _way(settings: Mapping, targets: tuple[str, ...], less_one: bool) -> Way:
-    block = settings.get("weight_block_size") or settings.get("block_structure") or (128, 128)
-    span = max(0, settings.get("group_size") or 0)
-    apart = settings.get("desc_act") or settings.get("actorder") == "group"
-    return Way(settings["bits"], span, targets, (block[0], block[1]), less_one, bool(apart))
-
-
-def _unread(method: str, form: str, ways: tuple[Way, ...], stored: Mapping) -> str:
-    sparse = section(stored, "sparsity_config").get("format") or "dense"
-    form = form if sparse == "dense" else sparse
-    wrong = next((way.bits for way in ways if way.bits not in _BITS.get(method, (4, 8, 16))), None)
-    if form in _FORMS.get(method, ()) and wrong is None:
-        return ""
-    more = [form] if form not in _FORMS.get(method, ()) else [f"{wrong} bits"]
-    how = " ".join(filter(None, [method, *more]))[:60]
-    return f"quantized ({how}) in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
+def _ways(stored: Mapping, way: Way) -> Iterator[Way]:
+    """The ways that a section and those inside it name."""
+    found = {ours: stored[key] for key, ours in _KEYS.items() if stored.get(key) is not None}
+    yield (way := way._replace(**found))
+    for name, inner in stored.items():
+        if isinstance(inner, dict) and "activations" not in name:
+            yield from _ways(inner, way)
 
 
 def unreadable(config: Mapping) -> str:
     """The words "quantized (aqlm) in a way …" for weights that nothing here reads, else ""."""
-    return quantized(config).unread
+    stored, method, form = method_of(config)
+    sparse = section(stored, "sparsity_config").get("format") or "dense"
+    forms, bits = _READ.get(method, ("unknown", ()))
+    how = form if sparse == "dense" else sparse
+    if how in forms.split(" "):
+        other = {way.bits for way in _ways(stored, Way(bits[-1]))} - {*bits}
+        if not other:
+            return ""
+        how = f"{other.pop()} bits"
+    how = " ".join(filter(None, (method, how)))[:60]
+    return f"quantized ({how}) in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
 
 
 # ------------------------------------------------------------------------------------------------- entries
@@ -495,11 +442,7 @@ _BESIDE = {f"{name}_{end}" for name in ("input", "output", "activation", "q", "k
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:
     """Stored tensors by the Hub's names, with the parts of each quantized matrix as one, X.weight, of the
     shape that it has."""
-    family = family_of(config)
-    mlx = {} if family is None else family.MLX
-    found = quantized(config)
-    if not quantization(config):
-        return from_mlx(entries, mlx)
+    family, (settings, method, form) = family_of(config), method_of(config)
     stems: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
         stem, inside, leaf = name.partition(".weight.")
@@ -507,44 +450,41 @@ def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str
         if leaf not in _BESIDE:
             stems.setdefault(stem, {})[leaf] = entry
     made: dict[str, Entry] = {}
-    awq = found.method == "awq" or "awq" in found.form
+    base = Way(8, _SPANS.get(method, 0), less_one=form in ("", "gptq", "auto_round:auto_gptq"))
     for stem, parts in stems.items():
-        if scheme := next((one for one in SCHEMES if _fits(one, parts, awq)), None):
+        if scheme := next((one for one in SCHEMES if _fits(one, parts, f"{method} {form}")), None):
             others = {"bias": parts.pop("bias")} if "bias" in parts else {}
-            parts = {**others, "weight": _coded(stem, scheme, parts, found.ways)}
+            own = settings.get(stem, settings.get(stem.removeprefix("language_model.")))
+            ways = [*(_ways(own, base) if isinstance(own, dict) else ()), *_ways(settings, base)]
+            parts = {**others, "weight": _coded(stem, scheme, parts, ways)}
         made |= {f"{stem}.{leaf}".lstrip("."): entry for leaf, entry in parts.items()}
-    return from_mlx(made, mlx)
+    return from_mlx(made, {} if family is None else family.MLX)
 
 
-def _fits(scheme: Scheme, parts: Mapping[str, Entry], awq: bool) -> bool:
+def _fits(scheme: Scheme, parts: Mapping[str, Entry], method: str) -> bool:
     if any(name not in parts for name in scheme.parts) or parts[scheme.parts[0]].dtype != scheme.dtype:
         return False
-    return scheme.label != "AWQ-{}" or awq
+    return scheme.label != "AWQ-{}" or "awq" in method
 
 
-def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: tuple[Way, ...]) -> CodedEntry:
-    """The matrix of these parts, in the one of `ways` that fits their shapes and is nearest to its name."""
-    first, scales = parts[scheme.parts[0]], math.prod(parts[scheme.parts[-1]].shape)
-
-    def strange(way: Way) -> bool:
-        shape = scheme.shape(first.shape, way.bits)
-        return scheme.grouped and max(1, scales // shape[0]) != way.groups(shape[1])
-
-    way = min(ways, key=lambda way: (strange(way), way.distance(stem)))
-    shape = scheme.shape(first.shape, way.bits)
-    state = next((part for name, part in parts.items() if ".quant_state." in name), None)
-    if state is not None and state.path.is_file():
-        shape = tuple(_json(state.stored())["shape"])
-    if strange(way):
-        count = scales // shape[0]
-        raise CheckpointError(
-            f"{first.path}: {stem} has {count} groups of {shape[1]} columns, expected {way.groups(shape[1])} "
-            f"by config.json ({way.bits} bits, group_size {way.span or -1}): its quantization_config is not "
-            "that of these weights"
-        )
-    return CodedEntry(
-        first.path, scheme.label.format(way.bits), shape, first.begin, first.end, scheme, parts, way
-    )
+def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: list[Way]) -> CodedEntry:
+    """The matrix of these parts, in the first of `ways` that fits their shapes. Two may, of other bits and
+    widths: where the file tells columns, or bits of zeros, it must have those."""
+    first, last = parts[scheme.parts[0]], parts[scheme.parts[-1]]
+    told = [parts[name] for name in parts if name == "weight_shape" or ".quant_state." in name]
+    shape = told[0].stored().tolist() if told and told[0].path.is_file() else None
+    shape = json.loads(bytes(shape))["shape"] if shape and not scheme.kept else shape
+    bits = parts["qzeros"].shape[1] * 32 // last.shape[1] if "qzeros" in parts else None
+    for way in ways:
+        own = tuple(shape or scheme.shape(first.shape, way.bits))
+        words = -(-own[-1] * way.bits // 32) if "weight_packed" in parts and scheme.kept else first.shape[-1]
+        fits = not scheme.kept or math.prod(last.shape) in way.counts(own[0], own[1], scheme.label == "FP8")
+        if fits and words == first.shape[-1] and bits in (None, way.bits):
+            break
+    else:
+        raise CheckpointError(f"{first.path}: {stem} has no groups of a width that config.json names")
+    where = first.path, scheme.label.format(way.bits), own, first.begin, first.end
+    return CodedEntry(*where, scheme, parts, way)
 
 
 OF_MLX = re.compile(r"language_model\.(model|layers)\.").match  # names in its folders
