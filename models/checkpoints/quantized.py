@@ -164,6 +164,10 @@ class Way(NamedTuple):
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 (R, n) -> uint8 (R, n * 32 / bits): codes side by side, the lowest bits of a word first."""
+    if bits == 4:  # four bytes at a time
+        two = torch.stack((words & 0xFFFF, words >> 16 & 0xFFFF), -1)
+        two = (two | two << 8) & 0x00FF00FF
+        return ((two | two << 4) & _LOW).flatten(-2).view(torch.uint8)
     eight = words.contiguous().view(torch.uint8).unflatten(-1, (-1, bits))  # bytes of eight codes
     codes = []
     for byte, shift in (divmod(bit, 8) for bit in range(0, 8 * bits, bits)):
@@ -207,9 +211,10 @@ def _bits(scale: Tensor) -> Tensor:
 
 
 def _awq(parts: Parts, way: Way) -> Codes | Tensor:
-    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # where a word has the codes of its eight outputs
-    words = (_unpacked(parts[name], 4).unflatten(-1, (-1, 8)) for name in ("qweight", "qzeros"))
-    codes, zeros = (eight[..., order].flatten(-2).T for eight in words)
+    words = [parts[name].T.contiguous() for name in ("qweight", "qzeros")]
+    places = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has the codes of its eight outputs
+    eight = ([(one >> 4 * place & 15).to(torch.uint8) for place in places] for one in words)
+    codes, zeros = (torch.stack(one, 1).flatten(0, 1) for one in eight)
     return _grouped(codes, parts["scales"].T, zeros, way)
 
 
