@@ -18,6 +18,7 @@ from generation.fast.native.panels import PanelEmbedding, PanelLinear
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.steps import Step
+from inference import coded
 from inference.checkpoint import open_checkpoint
 from inference.coded import quantized_as
 from models import VisionLanguageModel
@@ -181,7 +182,7 @@ def floats(tmp_path_factory) -> Path:
 @pytest.mark.slow(but=2)
 @pytest.mark.parametrize("kind", ["awq", "mlx-8", "gptq", "fp8", "int8", "int4", "nf4", "gptq-act-order"])
 @torch.no_grad()
-def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog):
+def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog, monkeypatch):
     shutil.copytree(floats, tmp_path / kind)
     quantized(tmp_path / kind, kind)
     whole = VisionLanguageModel.from_pretrained(tmp_path / kind, dtype="float32").language_model
@@ -204,3 +205,6 @@ def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog
     lm = checkpoint.model.language_model
     assert (lm.logits(lm(lm.embed(ids))[0]) - theirs).norm() < 0.05 * theirs.norm()
     assert open_checkpoint(tmp_path / kind, dtype="float32").dtype == "float32"
+    monkeypatch.setattr(coded, "_LARGE", 0)  # in panels from the beginning, biases and tower too
+    other = open_checkpoint(tmp_path / kind).compiled().model.language_model
+    assert torch.equal(other.logits(other(other.embed(ids))[0]), lm.logits(lm(lm.embed(ids))[0]))

@@ -59,7 +59,7 @@ def _translated(
     """A folder in the Hub's layout of the GGUF files that have these states, and the tensors of each."""
     from families import FAMILIES  # imports torch, which takes seconds
 
-    layouts = {kind: layout for family in FAMILIES.values() for kind, layout in family.GGUF.items()}
+    layouts = [named for family in FAMILIES.values() for named in family.GGUF.items()]
     headers = []
     for place, *_ in parts:
         with naming(place):
