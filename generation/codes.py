@@ -200,13 +200,24 @@ class CodedWeight(nn.Module):
 
 
 class CodedLinear(CodedWeight):
-    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same."""
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same. `beside` are an adapter's factors A
+    (r, in) and B (out, r), whose x Aᵀ Bᵀ comes on top."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None, beside: tuple[Tensor, Tensor] | None = None):
+        super().__init__(codes, bias)
+        for name, factor in zip(("low", "high"), beside or (None, None)):
+            self.register_buffer(name, factor)
 
     def forward(self, x: Tensor) -> Tensor:
         step, codes = max(1, PARTIAL_FLOATS // self.in_features), self.codes
         starts = range(0, self.out_features, step)
         parts = (codes[at : at + step].numbers().to(x.dtype) for at in starts)
         y = torch.cat([F.linear(x, part) for part in parts], -1)
+        if self.low is not None and self.high is not None:
+            y = y + F.linear(F.linear(x, self.low.to(x.dtype)), self.high.to(x.dtype))
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
 

@@ -29,7 +29,7 @@ from messages import counted
 from models.checkpoints.files import Opened
 from models.checkpoints.quantized import method_of
 from models.checkpoints.sources import GgufFiles
-from models.checkpoints.weights import FLOATS, read_tensor, trim
+from models.checkpoints.weights import FLOATS, trim
 from models.vision_language_model import VisionLanguageModel
 
 logger = logging.getLogger(__name__)
@@ -65,16 +65,21 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
             put_layers(model, names, read(), pack_tower)
             return
         entry, shape, _, _, part, parts = read.args
-        codes: Codes | None = entry.codes(part, parts)
+        beside = (change := read.keywords.get("change")) and change.beside  # an adapter's factors
+        codes = entry.codes(part, parts) if beside or not change else None
         if codes is None:
             rounded[entry.dtype] += 1
             kind = FLOATS.get(entry.dtype, torch.float32)
-            codes = Codes.rounded(read_tensor(entry, shape, kind, "cpu", part, parts))
+            floats = read.func(entry, shape, kind, "cpu", part, parts, **read.keywords)
+            codes, beside = Codes.rounded(floats), None
         codes, first = codes.to(device), None
+        beside = beside and tuple(factor.to(device) for factor in beside)
         for path in (name.removesuffix(".weight") for name in names):
             layer: Any = model.get_submodule(path)
-            table = isinstance(layer, nn.Embedding)
-            made = CodedEmbedding(codes, ARITHMETIC[device.type]) if table else CodedLinear(codes, layer.bias)
+            if isinstance(layer, nn.Embedding):
+                made: Any = CodedEmbedding(codes, ARITHMETIC[device.type])
+            else:
+                made = CodedLinear(codes, layer.bias, beside)
             first = to_panel(made, names, first) if in_panels else made
             model.set_submodule(path, first)
         trim()
