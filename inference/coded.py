@@ -72,7 +72,8 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
             kind = FLOATS.get(entry.dtype, torch.float32)
             floats = read.func(entry, shape, kind, "cpu", part, parts, **read.keywords)
             codes, beside = Codes.rounded(floats), None
-        codes, first = codes.to(device), None
+        first: Any = None
+        codes = codes.to(device)
         beside = beside and tuple(factor.to(device) for factor in beside)
         for path in (name.removesuffix(".weight") for name in names):
             layer: Any = model.get_submodule(path)
