@@ -27,6 +27,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds: mis
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -59,9 +60,9 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import push, save_model
+from training.export import push, save_model, size_of
 from training.feed import Feed
-from training.lora import ADAPTER, add_adapters
+from training.lora import ADAPTER, add_adapters, is_small
 from training.metrics import ROLLOUTS, Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, update_average
 from training.plan import describe_plan
@@ -145,6 +146,9 @@ class Run:
         self.dtype = task.dtype
         if config.lora_rank:
             add_adapters(task.model, config, written(task.model.config)[1])
+            if is_small(task.model) and config.parallel == "fsdp" and ranks.together:
+                shared = {id(codes): codes for codes in task.model.buffers()}
+                task.unsharded = deepcopy(task.model, shared)  # type: ignore[arg-type]
         else:
             freeze(task.module, config.rates)
         prepare_blocks(task.model, config.activation_checkpointing, config.compile)
@@ -319,10 +323,10 @@ class Run:
     # ------------------------------------------------------------------------------------- now and then
     def _announce(self) -> None:
         config, model = self.config, self.task.model
-        size = sum(p.numel() for p in model.parameters())
+        size = size_of(model.config)
         training = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.metrics.say(
-            f"{size:,} parameters, of which {training:,} train, on {self.ranks.world_size} x "
+            f"{size:,} parameters; {training:,} train, on {self.ranks.world_size} x "
             f"{self.ranks.device}; steps {self.first} to {self.task.steps}"
         )
         if self.task.is_estimate:

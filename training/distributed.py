@@ -182,7 +182,8 @@ def wrap(
 ) -> nn.Module:
     """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
     inside become sharded DTensors in place, and those of its `references`, frozen modules that are no part of
-    it, where it has some; gradients are reduced in float32, whatever `dtype` is.
+    it, where it has some; gradients are reduced in float32, whatever `dtype` is. Codes, which are buffers,
+    stay whole on each rank.
     """
     if not ranks.together:
         return module
@@ -190,7 +191,11 @@ def wrap(
         devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
         unused = bool(getattr(module, "leaves_parameters_out", False))
         return DistributedDataParallel(
-            module, device_ids=devices, find_unused_parameters=unused, gradient_as_bucket_view=True
+            module,
+            device_ids=devices,
+            find_unused_parameters=unused,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # each rank has read them
         )
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

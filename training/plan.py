@@ -13,14 +13,13 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -29,11 +28,20 @@ from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from families import FAMILIES
+from generation.codes import product
+from generation.fast.quantized import is_layer, rounded_bytes
 from models.checkpoints.backbones import TEXT, VISION, choose_backbone
-from models.checkpoints.load import Uninitialised, read_config
+from models.checkpoints.load import (
+    Uninitialised,
+    choose_family,
+    empty_model,
+    parameter_shapes,
+    read_config,
+)
+from models.checkpoints.quantized import kept_bytes as bytes_of_codes
 from models.checkpoints.save import written
 from models.checkpoints.sizes import PARTS as TABLE_PARTS
-from models.checkpoints.sizes import module_of
+from models.checkpoints.sizes import module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 from models.losses import chunk_positions
@@ -41,7 +49,7 @@ from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.distributed import blocks_of, compute_dtype
 from training.flops import PEAKS, Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
-from training.lora import adapted_layers
+from training.lora import add_adapters, weights_of
 from training.optim import is_muon_matrix, part_of
 from training.rows import new_tokenizer, sized
 
@@ -111,8 +119,14 @@ def line(name: str, value: str) -> str:
 
 
 def make_plan(
-    config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
+    config: TrainConfig,
+    options: PlanOptions,
+    device: Device,
+    shape: VLMConfig,
+    row: AverageRow,
+    coded: bool = False,
 ) -> Plan:
+    """The plan of a run; `coded` as in `kept_bytes`."""
     ranks = options.plan_ranks
     per_rank, left = divmod(config.batch_size, ranks)
     micro = config.micro_batch_size or max(1, per_rank)
@@ -130,9 +144,10 @@ def make_plan(
         pairs=tokens * config.sequence_length * row.fill / row.samples,
         labelled=tokens * row.labelled,
     )
+    kept = kept_bytes(config, shape, coded)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = planned_model(config, shape)
-        needed = memory(config, ranks, device, model, row, micro)
+        model = planned_model(config, shape, kept)
+        needed = memory(config, ranks, device, model, row, micro, kept)
     shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
     trainable: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
@@ -168,47 +183,82 @@ def _sizes(shape: VLMConfig, row: AverageRow) -> Tiles:
     return row.sizes or ((shape.vision.least_side,) * 2,)
 
 
-def planned_model(config: TrainConfig, shape: VLMConfig) -> VisionLanguageModel:
-    """The model that the run trains, with LoRA's factors as plain parameters in place of peft's, which takes
-    seconds to import."""
+def planned_model(config: TrainConfig, shape: VLMConfig, kept: Iterable[str]) -> VisionLanguageModel:
+    """The model that the run trains. Matrices that are `kept` in fewer bits have all their numbers here, of
+    which autograd keeps none."""
     with Uninitialised():
         model = VisionLanguageModel(shape)
+        for name in kept:
+            layer: Any = model.get_submodule(name.removesuffix(".weight"))
+            if isinstance(layer, nn.Linear):
+                layer.forward = partial(_opened, layer)
+        if config.lora_rank:
+            add_adapters(model, config, written(shape)[1])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) in config.learns)
-    if config.lora_rank:
-        for layer in adapted_layers(model, config, written(shape)[1]).values():
-            layer.lora_A = nn.Parameter(torch.empty(config.lora_rank, layer.in_features))
-            layer.lora_B = nn.Parameter(torch.empty(layer.out_features, config.lora_rank))
-            layer.register_forward_hook(_adapter)
+        parameter.requires_grad_(part_of(name) in config.learns or "lora_" in name)
     return model
 
 
-def _adapter(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B)  # type: ignore[arg-type]
+def _opened(layer: nn.Linear, x: Tensor) -> Tensor:
+    y = product(x, lambda dtype: (layer.weight.to(dtype),))
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def kept_bytes(config: TrainConfig, shape: VLMConfig, coded: bool) -> dict[str, float]:
+    """Bytes of each matrix that `training.lora.open_base` keeps in fewer bits than float32. `coded`: with the
+    codes of a quantized checkpoint, of which the headers are read."""
+    if not coded and config.weights in ("auto", "float32"):
+        return {}
+    if coded:
+        opened = open_files(config.init_from)
+        headers = read_headers(opened)
+        assert headers is not None, "it has been opened"
+        place = choose_family(opened.config, opened.source).tensor_map(headers.entries)
+
+    def size(name: str, of: Sequence[int]) -> float:
+        if coded and name.startswith("language_model."):
+            return bytes_of_codes(headers.entries[place(name).name]) / place(name).parts
+        return rounded_bytes(config.weights, name, of) if "int" in config.weights else 2 * math.prod(of)
+
+    empty = empty_model(VisionLanguageModel, shape)
+    frozen = (name for name in parameter_shapes(empty) if part_of(name) not in config.learns)
+    return {name: size(name, empty.get_parameter(name).shape) for name in frozen if is_layer(empty, name)}
 
 
 # ------------------------------------------------------------------------------------------------- memory
 def memory(
-    config: TrainConfig, ranks: int, device: Device, model: VisionLanguageModel, row: AverageRow, micro: int
+    config: TrainConfig,
+    ranks: int,
+    device: Device,
+    model: VisionLanguageModel,
+    row: AverageRow,
+    micro: int,
+    kept: Mapping[str, float],
 ) -> dict[str, int]:
-    """Bytes on each rank for one micro-batch, by what takes them. Weights are float32; in bfloat16, products
-    run under autocast, or under FSDP on blocks that are gathered in bfloat16, two at a time."""
+    """Bytes on each rank for one micro-batch, by what takes them. Weights are float32, but for those `kept`
+    in fewer bits, which are whole on each rank; in bfloat16, products run under autocast, or under FSDP on
+    blocks that are gathered in bfloat16, two at a time."""
     text, full = model.config.text, device.dtype == torch.float32
-    parameters = dict(model.named_parameters())
+    names = ((name.replace(".base_layer.", "."), p) for name, p in model.named_parameters())
+    parameters = {name: p for name, p in names if name not in kept}
     learns = {name: p for name, p in parameters.items() if p.requires_grad}
     trained = sum(p.numel() for p in learns.values())
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
     shards, gathered = 1, 0
     if config.parallel == "fsdp" and ranks > 1:  # whole are two blocks, and what is in no block
-        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
+        whole = {id(p) for p in parameters.values()}
+        blocks = [sum(p.numel() for p in block.parameters() if id(p) in whole) for block in blocks_of(model)]
         everything = sum(p.numel() for p in parameters.values())
         shards, gathered = ranks, (4 if full else 2) * (everything - sum(blocks) + 2 * max(blocks))
     labelled = micro * config.sequence_length * row.fill * row.labelled
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
     # states of labelled positions with their gradient; see models/losses.py.
     chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
-    logits = chunk * text.vocab_size * (4 if full else 8) + 8 * labelled * text.hidden_size
+    # A head that is opened for backward again keeps more: logits, their logarithms, and gradients of both.
+    each = 12 if kept or config.task != "answers" else 4 if full else 8
+    logits = chunk * text.vocab_size * each + 8 * labelled * text.hidden_size
     result = {
+        "codes, whole": sum(kept.values()),
         "weights": 4 * sum(p.numel() for p in parameters.values()) / shards + gathered,
         # Gathered blocks have whole gradients until these are scattered.
         "gradients": 4 * trained / shards + (gathered if learns else 0),
@@ -331,7 +381,9 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     )
     device = choose_device(config, options)
     described = " and ".join(dict.fromkeys(f"{width} x {height}" for height, width in sizes))
-    return make_plan(config, options, device, shape, row), (
+    here = bool(config.init_from) and config.init_from not in PUBLISHED
+    coded = here and weights_of(open_files(config.init_from), config) == "codes"
+    return make_plan(config, options, device, shape, row, coded), (
         f"assumed: a sample is {tiles:g} tiles of {described} pixels, {positions:g} positions each, and "
         f"{options.plan_text} tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, "
         f"--plan-text, --plan-labelled); {device.name} (--plan-device)"
