@@ -60,6 +60,12 @@ def section(config: Mapping, name: str) -> dict:
     return config.get(name) or {}
 
 
+def quantization(config: Mapping) -> dict:
+    """What a config says of how its weights are quantized, {} for nothing. MLX has a key of its own."""
+    stored = section(config, "quantization_config") or section(config, "quantization")
+    return stored or section(section(config, "text_config"), "quantization_config")
+
+
 def layer_kinds(config: Mapping, kinds: Mapping[str, str], default: list[str]) -> list[str]:
     """Our names of what mixes each layer's positions; `layer_types` has theirs, the keys of `kinds`."""
     named = config.get("layer_types") or default

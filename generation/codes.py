@@ -57,7 +57,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     padded with zeros to whole blocks. A unit of four bits has the codes of four columns in the low halves of
     its bytes, and those of the next four in the high halves."""
     if codes.dtype == torch.uint8:
-        codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).contiguous().view(torch.int32)
+        codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).flatten().view(torch.int32).view(len(codes), -1)
     words = F.pad(codes, (0, -codes.shape[-1] % (BLOCK // 4)))
     return words[..., ::2] | words[..., 1::2] << 4 if bits == 4 else words
 
@@ -179,6 +179,8 @@ def product(x: Tensor, opened: Callable[[torch.dtype], Iterable[Tensor]]) -> Ten
 class CodedWeight(nn.Module):
     """A matrix of codes, with a bias or without."""
 
+    weight: Tensor
+    words: Tensor
     coarse: Tensor | None
 
     def __init__(self, codes: Codes, bias: Tensor | None = None):

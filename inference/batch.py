@@ -19,15 +19,13 @@ from tqdm import tqdm
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
-from generation.fast.quantized import ARITHMETIC
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode
 from inference.batch_files import BatchFiles, Line, Value, passed_on, read_question
 from inference.boxes import located
-from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget
-from inference.coded import quantized_as
+from inference.checkpoint import PACKED, Checkpoint, RequestError, kept_formats, pick_device, pixel_budget
 from inference.forms import requests_for
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
@@ -58,7 +56,7 @@ def computed_with(
     """The dtype of a checkpoint opened with these and, where images are taken whole, the budget of their
     pixels. Weights are not read."""
     on, opened = pick_device(device), open_files(source, revision)
-    if formats := quantized_as(opened) if dtype == "auto" and on.type in ARITHMETIC else ():
+    if formats := kept_formats(opened, dtype, on):
         dtype = ", ".join(formats)
     elif dtype not in PACKED:
         dtype = str(resolve_dtype(dtype, opened.config, on)).removeprefix("torch.")

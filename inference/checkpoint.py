@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from data.processor import EncodedConversation, Processor
+from families.keys import quantization
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.quantized import ARITHMETIC, pack
@@ -191,9 +192,8 @@ def open_checkpoint(
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8); auto
     keeps the codes of quantized weights there. A CPU without bfloat16 arithmetic multiplies bfloat16 weights
-    in float32. `threads` is that of `limit_threads`,
-    `max_pixels` of `Processor.from_pretrained` (on a CPU, by default CPU_PIXELS), `fps` and `max_frames` of
-    `Processor.choose_frames`.
+    in float32. `threads` is that of `limit_threads`, `max_pixels` of `Processor.from_pretrained` (on a CPU,
+    by default CPU_PIXELS), `fps` and `max_frames` of `Processor.choose_frames`.
     """
     limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
@@ -205,7 +205,7 @@ def open_checkpoint(
 
     def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
         nonlocal name
-        if formats := quantized_as(opened) if dtype == "auto" and chosen.type in ARITHMETIC else ():
+        if formats := kept_formats(opened, dtype, chosen):
             name, model = ", ".join(formats), load_codes(opened, chosen)
         elif dtype == "int4":
             model = load_int4(opened, chosen)
@@ -226,6 +226,12 @@ def open_checkpoint(
     processor.choose_frames(fps, max_frames)
     trim()
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+
+
+def kept_formats(opened: Opened, dtype: str, device: torch.device) -> tuple[str, ...]:
+    """The formats whose codes `open_checkpoint` keeps; () where it opens floats or rounds them itself."""
+    quantized = opened.files.gguf or quantization(opened.config)
+    return quantized_as(opened) if quantized and dtype == "auto" and device.type in ARITHMETIC else ()
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
@@ -24,17 +26,17 @@ from models.checkpoints.files import Opened, naming
 from models.checkpoints.gguf import read_header
 from models.checkpoints.quantized import settings_of
 from models.checkpoints.sources import GgufFiles
-from models.checkpoints.weights import FLOATS, Reading, trim
+from models.checkpoints.weights import FLOATS, trim
 from models.vision_language_model import VisionLanguageModel
 
 logger = logging.getLogger(__name__)
 
 
 def quantized_as(opened: Opened) -> tuple[str, ...]:
-    """The formats of a checkpoint's quantized matrices, that of most weights first; () where it has none."""
+    """The formats of the quantized matrices of a GGUF file, that of most weights first, () where it has none;
+    or the method of a folder whose config names one."""
     if not isinstance(opened.files, GgufFiles):
-        settings = settings_of(opened.config)
-        return (str(settings.get("quant_method")),) if settings else ()
+        return (str(settings_of(opened.config).get("quant_method")),)
     sizes: Counter[str] = Counter()
     with naming(opened.source):
         for place in read_header(opened.files.headers[0]).tensors.values():
@@ -46,17 +48,18 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
     """A model with the codes of its files on this device."""
     rounded: Counter[str] = Counter()  # matrices by their formats
 
-    def put(model: nn.Module, names: Sequence[str], read: Reading) -> None:
+    def put(model: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
         if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
             put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
             return
-        codes = read.codes()
+        entry, _, _, _, part, parts = read.args
+        codes = entry.codes(part, parts)
         if codes is None:
-            rounded[read.entry.dtype] += 1
+            rounded[entry.dtype] += 1
             codes = Codes.rounded(read())
         codes = codes.to(device)
         for path in (name.removesuffix(".weight") for name in names):
-            layer = model.get_submodule(path)
+            layer: Any = model.get_submodule(path)
             if isinstance(layer, nn.Embedding):
                 model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
             else:

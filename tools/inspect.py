@@ -19,11 +19,12 @@ import torch
 from data.errors import ProcessorError
 from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
+from families.keys import quantization
 from generation.fast.network import DECODER
 from generation.fast.quantized import UNPACKED, rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
-from inference.coded import quantized_as
+from inference.checkpoint import kept_formats
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, instead, naming
@@ -41,7 +42,7 @@ _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat1
 def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     opened = open_files(source, revision)
-    headers, refused = read_headers(opened), unreadable(opened.config)
+    headers, refused = read_headers(opened), quantization(opened.config) and unreadable(opened.config)
     reader, config, prefix = _read(opened)
     vision = config.vision if not prefix.startswith("language") else None
     text = config.text if not prefix.startswith("vision") else None
@@ -59,7 +60,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     fits, left_out = f"no: {refused}", list[str]()
     if not refused:
         fits, left_out = _fits(expected, reader, headers, opened)
-    formats = quantized_as(opened) if text and not refused else ()
+    formats = kept_formats(opened, "auto", torch.device("cpu")) if text and not refused else ()
     if headers and formats and fits == "yes":
         stored = {"codes": _bytes_of_codes(expected, reader.tensor_map(headers.shapes), headers)} | stored
     memory = {}

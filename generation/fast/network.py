@@ -15,16 +15,9 @@ from typing import Any
 
 from torch import nn
 
-_FAST = "generation.fast"
-_CODES = "generation.codes.Coded"
-LINEAR = (
-    *(nn.Linear, f"{_CODES}Linear"),
-    *(f"{_FAST}.quantized.PackedLinear", f"{_FAST}.native.panels.PanelLinear"),
-)
-EMBEDDING = (
-    *(nn.Embedding, f"{_CODES}Embedding"),
-    *(f"{_FAST}.quantized.PackedEmbedding", f"{_FAST}.native.panels.PanelEmbedding"),
-)
+_OURS = ("codes.Coded", "fast.quantized.Packed", "fast.native.panels.Panel")
+LINEAR: tuple[type | str, ...] = (nn.Linear, *(f"generation.{ours}Linear" for ours in _OURS))
+EMBEDDING: tuple[type | str, ...] = (nn.Embedding, *(f"generation.{ours}Embedding" for ours in _OURS))
 NORMS = (nn.RMSNorm, nn.LayerNorm)
 
 

@@ -20,8 +20,8 @@ from generation.codes import Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
 from models.checkpoints.gguf_config import Layout
-from models.checkpoints.quantized import BLOCKS, codes_of_blocks
-from models.checkpoints.weights import FLOATS, Entry, joined, memory_of, rename
+from models.checkpoints.quantized import BLOCKS, codes_of_blocks, joined
+from models.checkpoints.weights import FLOATS, Entry, memory_of, rename
 
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
-from families.keys import section, token_ids
+from families.keys import quantization, section, token_ids
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.quantized import quantized_entries, unreadable
@@ -28,7 +29,6 @@ from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
     FLOATS,
     Entry,
-    Reading,
     Shape,
     StoredTensorOf,
     check_shapes,
@@ -40,7 +40,9 @@ from models.config import VLMConfig
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-Put = Callable[[nn.Module, Sequence[str], Reading], None]
+Put = Callable[
+    [nn.Module, Sequence[str], "partial[Tensor]"], None
+]  # the last: `read_tensor` of its arguments
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
@@ -88,7 +90,7 @@ def load(
     family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, opened.config, device)
-    if how := unreadable(opened.config):
+    if quantization(opened.config) and (how := unreadable(opened.config)):
         raise CheckpointError(f"{opened.source}: its weights are {how}")
     entries = entries_of(opened)
     config = read_config(opened.config, opened.source, opened.generation_config, entries)
@@ -113,7 +115,8 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
     """Every stored tensor of a checkpoint, by its name in the Hub's layout."""
     if opened.files.gguf:
         return gguf_entries(opened, opened.weights)
-    return quantized_entries(stored_entries(opened), opened.config)
+    entries = stored_entries(opened)
+    return quantized_entries(entries, opened.config) if quantization(opened.config) else entries
 
 
 def choose_family(config: Mapping, source: str) -> ModuleType:
@@ -184,7 +187,7 @@ def fill(
     try:
         for name, shape in names.items():
             place = stored_tensor(name)
-            read = Reading(entries[place.name], shape, dtype, device, place.part, place.parts)
+            read = partial(read_tensor, entries[place.name], shape, dtype, device, place.part, place.parts)
             put(module, (name, *tied) if name == EMBEDDING else (name,), read)
     except (RuntimeError, MemoryError) as error:
         # On a CPU PyTorch raises a bare RuntimeError.

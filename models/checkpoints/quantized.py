@@ -17,12 +17,43 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from families.keys import section
+from families.keys import quantization, section
 from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
-from models.checkpoints.weights import Entry, Shape, joined, rename
+from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
 _LOW, _ONES = 0x0F0F0F0F, 0x01010101  # of each byte of a word
+
+
+@dataclass(frozen=True)
+class JoinedEntry(Entry):
+    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
+    by_rows: it puts rows in another order or below one another, and no more."""
+
+    join: Callable[..., Tensor]
+    pieces: tuple[Entry, ...]
+    by_rows: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
+        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
+        return self.join(*pieces).chunk(parts)[part].contiguous()
+
+    def codes(self, part: int, parts: int) -> Codes | None:
+        pieces = [codes for piece in self.pieces if self.by_rows and (codes := piece.codes(0, 1))]
+        if len(pieces) < len(self.pieces) or len({piece.kind for piece in pieces}) > 1:
+            return None
+        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
+        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
+
+
+def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
+    """What `join` makes of tensors of a file."""
+    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
+    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
 
 
 # ----------------------------------------------------------------------------------------------------- GGUF
@@ -35,7 +66,8 @@ def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    return block[..., begin:end].contiguous().view(dtype)
+    own = block[..., begin:end]
+    return own.flatten().view(dtype).view(*own.shape[:-1], -1)  # which has no odd strides, as one block may
 
 
 def _halves(words: Tensor, run: int) -> Tensor:
@@ -154,8 +186,9 @@ def _in_order(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int, group
 
 def _fp8(parts: Parts, settings: Mapping) -> Codes:
     """Scales of blocks, of rows, or one of all."""
-    weight, scale = parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale")).float()
-    (rows, columns), scale = weight.shape, scale.reshape(len(scale) if scale.ndim else 1, -1)
+    weight, (name,) = parts["weight"], parts.keys() & {"weight_scale_inv", "weight_scale"}
+    (rows, columns), scale = weight.shape, parts[name].float()
+    scale = scale.reshape(len(scale) if scale.ndim else 1, -1)
     span = columns + -columns % 64
     if scale.shape[1] > 1 or len(scale) not in (1, rows):
         high, span = settings.get("weight_block_size") or (128, 128)
@@ -286,8 +319,9 @@ class CodedEntry(Entry):
     def codes(self, part: int, parts: int) -> Codes | None:
         found = self.opened()
         size = len(found) // parts
-        keep = isinstance(found, Codes) and found.span % 32 == 0
-        return found[part * size : (part + 1) * size] if keep else None
+        if isinstance(found, Codes) and found.span % 32 == 0:
+            return found[part * size : (part + 1) * size]
+        return None
 
 
 def kept_bytes(entry: Entry) -> int:
@@ -304,16 +338,15 @@ def kept_bytes(entry: Entry) -> int:
 
 
 def settings_of(config: Mapping) -> dict[str, Any]:
-    """What a config.json says of how its weights are quantized, {} for nothing: `quant_method` and `bits` in
-    one form for all."""
-    inside = section(config, "text_config")
-    stored = section(config, "quantization_config") or section(inside, "quantization_config")
+    """How the weights of a quantized checkpoint are, by its config.json: `quant_method` and `bits` in one
+    form for all."""
+    stored = quantization(config)
     if "quant_method" not in stored and (mlx := section(config, "quantization")):
         return {"quant_method": "mlx", **mlx}
     groups = [*section(stored, "config_groups").values()]
     weights = section(groups[0], "weights") if groups else {}
     bits = stored.get("bits") or stored.get("w_bit") or weights.get("num_bits") or 8
-    return {**stored, "bits": bits} if stored else {}
+    return {**stored, "bits": bits}
 
 
 def unreadable(config: Mapping) -> str:
@@ -324,7 +357,7 @@ def unreadable(config: Mapping) -> str:
         method in _METHODS and stored.get("bits") in (2, 4, 8) and stored.get("mode", "affine") == "affine"
     )
     known = known and stored.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
-    if not stored or (known and (method != "awq" or version.lower() == "gemm")):
+    if known and (method != "awq" or version.lower() == "gemm"):
         return ""
     how = f" ({str(method or stored.get('quant_algo'))[:40]})" if method or stored.get("quant_algo") else ""
     return f"quantized{how} in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
@@ -333,8 +366,6 @@ def unreadable(config: Mapping) -> str:
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:
     """Stored tensors with the parts of each quantized matrix as one, X.weight, of the shape that it has."""
     settings = settings_of(config)
-    if not settings:
-        return dict(entries)
     stems: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
         stem, inside, leaf = name.partition(".weight.")

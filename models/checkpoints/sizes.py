@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from families.keys import quantization
 from models.checkpoints.files import Opened
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import client, fetched, one_sentence
@@ -54,17 +55,19 @@ def read_headers(opened: Opened) -> Headers | None:
     if isinstance(opened.files, GgufFiles):
         tensors, count = gguf_entries(opened, opened.files.headers), len(opened.files.headers)
     elif weights := opened.weights_here:
-        tensors, count = quantized_entries(stored_entries(opened), opened.config), len(weights)
+        tensors, count = stored_entries(opened), len(weights)
     elif opened.commit is None:
         return None
     else:
         with one_sentence(opened.source, opened.commit, "the header of the weights"):
             ask = client().HfApi().get_safetensors_metadata
             metadata = fetched(ask, opened.source, revision=opened.commit)
-        stored = {
+        tensors = {
             name: Entry(Path(file), info.dtype, tuple(info.shape), *info.data_offsets)
             for file, header in metadata.files_metadata.items()
             for name, info in header.tensors.items()
         }
-        tensors, count = quantized_entries(stored, opened.config), len(metadata.files_metadata)
+        count = len(metadata.files_metadata)
+    if quantization(opened.config):
+        tensors = quantized_entries(tensors, opened.config)
     return Headers(tensors, count)

@@ -141,37 +141,6 @@ class Entry:
         return CheckpointError(f"{self.path}: the file became shorter while it was read; load it again")
 
 
-@dataclass(frozen=True)
-class JoinedEntry(Entry):
-    """A tensor that is several in the file, or one that is arranged otherwise there; `join` makes ours.
-    by_rows: it puts rows in another order or below one another, and no more."""
-
-    join: Callable[..., Tensor]
-    pieces: tuple[Entry, ...]
-    by_rows: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
-
-    def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
-        return self.join(*pieces).chunk(parts)[part].contiguous()
-
-    def codes(self, part: int, parts: int) -> Any:
-        pieces = [piece.codes(0, 1) for piece in self.pieces] if self.by_rows else [None]
-        if None in pieces or len({piece.kind for piece in pieces}) > 1:
-            return None
-        joined = (self.join(*tensors) for tensors in zip(*(piece.tensors for piece in pieces)))
-        return pieces[0].of(*(tensor.chunk(parts)[part].contiguous() for tensor in joined))
-
-
-def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -> JoinedEntry:
-    """What `join` makes of tensors of a file."""
-    first, shape = pieces[0], join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
-    return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces, by_rows)
-
-
 def read_header(path: Path) -> dict[str, Entry]:
     """Every tensor of a safetensors file. The library checks that header and length of the file agree, and
     that each byte of the data belongs to one tensor."""
@@ -227,25 +196,6 @@ def read_tensor(
     """Rows part/parts of a stored tensor, of this shape, dtype and device; None: as it is stored."""
     tensor = entry.read(dtype, part, parts)
     return tensor.view(entry.shape if shape is None else shape).to(device, dtype)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A stored tensor that is about to be read: rows part/parts, in this shape and dtype, to this device."""
-
-    entry: Entry
-    shape: Shape
-    dtype: torch.dtype
-    device: torch.device
-    part: int = 0
-    parts: int = 1
-
-    def __call__(self) -> Tensor:
-        return read_tensor(self.entry, self.shape, self.dtype, self.device, self.part, self.parts)
-
-    def codes(self) -> Any:
-        """See `Entry.codes`."""
-        return self.entry.codes(self.part, self.parts)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
