@@ -27,7 +27,6 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds: mis
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from copy import deepcopy
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -62,7 +61,7 @@ from training.distributed import (
 from training.evaluation import Evaluation
 from training.export import push, save_model, size_of
 from training.feed import Feed
-from training.lora import ADAPTER, add_adapters, is_small
+from training.lora import ADAPTER, add_adapters
 from training.metrics import ROLLOUTS, Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, update_average
 from training.plan import describe_plan
@@ -146,9 +145,6 @@ class Run:
         self.dtype = task.dtype
         if config.lora_rank:
             add_adapters(task.model, config, written(task.model.config)[1])
-            if is_small(task.model) and config.parallel == "fsdp" and ranks.together:
-                shared = {id(codes): codes for codes in task.model.buffers()}
-                task.unsharded = deepcopy(task.model, shared)  # type: ignore[arg-type]
         else:
             freeze(task.module, config.rates)
         prepare_blocks(task.model, config.activation_checkpointing, config.compile)

@@ -203,7 +203,11 @@ def test_flops_are_those_of_torchs_counter(frozen, shape):
 def test_adapters_in_the_tower_are_counted_where_they_are():
     """With the projector trained beside them: by the plan, and by what measures a run that learns so."""
     model, batch = model_of(TINY), batch_of(TINY)
-    lora = {"lora_rank": 4, "lora_vision_targets": "q_proj,k_proj,v_proj,out_proj,fc1,fc2"}
+    lora = {
+        "lora_rank": 4,
+        "lora_vision_targets": "q_proj,k_proj,v_proj,out_proj,fc1,fc2",
+        "weights": "float32",
+    }
     config = TrainConfig(init_from="x", data="rows.jsonl", lr=1.0, projector_lr=1.0, **lora)
     add_adapters(model, config, lambda name: StoredTensor(name))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

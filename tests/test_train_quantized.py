@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
@@ -21,16 +22,19 @@ from models.checkpoints.quantized import BLOCKS, codes_of_blocks
 from models.checkpoints.weights import StoredTensor
 from models.config import VLMConfig
 from models.vision_language_model import VisionLanguageModel
+from tests import qwen_checkpoints
 from tests.quantized_files import drawn, to_codes
-from tests.runs import flags, prepared, settings_in
+from tests.runs import SETTINGS, flags, named, prepared, settings_in, write_rows
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 from tests.test_gguf import random_blocks
+from tests.test_quantized import quantized
 from tests.test_train_plan import TINY, batch_of, kept_by, loss_of, model_of, tiny_plan
-from training.config import TrainConfig
+from training.config import TrainConfig, parse_arguments
 from training.distributed import prepare_blocks
 from training.flops import PARTS
-from training.lora import add_adapters
+from training.lora import add_adapters, open_base
 from training.optim import part_of
+from training.plan import plan_of
 
 
 def blocks_of(kind: str, rows: int, columns: int) -> Codes:
@@ -153,12 +157,17 @@ def test_memory_is_what_is_planned(kind, precision):
     model = adapted(small(kind))
     plan = tiny_plan(("vision_model",), 1, precision, SHAPE, **LORA | {"weights": kind, "vision_lr": -1.0})
     tensors = {id(one): one.nbytes for one in (*model.parameters(), *model.buffers())}  # a bias may be either
-    planned = plan.memory["codes, whole"] + plan.memory["weights"]
+    planned = plan.memory["codes, on each rank"] + plan.memory["weights"]
     assert planned == pytest.approx(sum(tensors.values()), rel=0.03)
     measured = kept_by(model, precision == "bfloat16", **batch_of(SHAPE))
     assert plan.memory["activations"] == pytest.approx(measured, rel=0.05)
     assert sum(plan.trainable.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert plan.flops == tiny_plan(("vision_model",), 1, precision, SHAPE, **LORA | {"vision_lr": -1.0}).flops
+    assert (
+        plan.flops
+        == tiny_plan(
+            ("vision_model",), 1, precision, SHAPE, **LORA | {"weights": "float32", "vision_lr": -1.0}
+        ).flops
+    )
 
 
 # ------------------------------------------------------------------------------------------------- runs
@@ -184,10 +193,41 @@ def test_a_run(base, weights):
     assert (plain - expected).abs().max() > 1e-3
 
 
-@pytest.mark.slow
-def test_a_quantized_base_keeps_its_codes(tmp_path):
-    """Also of a tower whose matrices are one in the files; what is saved is a checkpoint in floats."""
-    qwen_checkpoints.save_hf("qwen3_vl", tmp_path / "tiny")
-    quantized(tmp_path / "tiny", "awq")
-    own_processor(tmp_path / "tiny")
-    ...
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("kind", ["awq", "fp8", "nf4", "mlx-8"])
+def test_a_quantized_base_keeps_its_codes(tmp_path, kind):
+    """And is planned so. What is saved is a checkpoint in floats."""
+    base, output = tmp_path / "base", tmp_path / "run"
+    qwen_checkpoints.save_hf("qwen3_vl", base)
+    quantized(base, kind)
+    rows = write_rows(tmp_path / "rows.jsonl", 12)
+    more = LORA | {
+        "max_pixels": 4096,
+        "lora_vision_targets": "out_proj,fc1",
+        "sequence_length": 192,
+        "steps": 2,
+    }
+    arguments = flags(**SETTINGS | {"init_from": base, "data": named(rows), "output": output} | more)
+    train.main(arguments)
+    config, options = parse_arguments([*arguments, "--plan", "--plan-tiles", "0", "--plan-text", "9"])
+    model = open_base(config, "cpu")
+    layers = [name for name, one in model.named_modules() if isinstance(one, CodedLinear)]
+    assert len(layers) > 20
+    tensors = {id(one): one.nbytes for one in (*model.parameters(), *model.buffers())}
+    memory = plan_of(config, options)[0].memory
+    learnt = load_file(output / "adapter" / "adapter_model.safetensors")
+    of_adapters = sum(one.nbytes for name, one in learnt.items() if "lora_" in name)
+    planned = memory["codes, on each rank"] + memory["weights"] - of_adapters
+    assert planned == pytest.approx(sum(tensors.values()), rel=0.03)
+    before, after = (VisionLanguageModel.from_pretrained(one, dtype="float32") for one in (base, output))
+    stored, whole = dict(after.named_parameters()), 0
+    for name, one in before.named_parameters():
+        own = name.removeprefix("language_model.").removesuffix("weight")
+        factors = [
+            learnt.get(f"base_model.model.model.language_model.{own}lora_{end}.weight") for end in "AB"
+        ]
+        if name.startswith("language_model.") and factors[0] is not None:
+            whole, one = whole + 1, one + 4 * factors[1] @ factors[0]
+        if part_of(name) == "language_model":
+            torch.testing.assert_close(stored[name], one, rtol=1e-5, atol=1e-6)
+    assert whole > 20

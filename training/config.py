@@ -329,10 +329,7 @@ class TrainConfig:
             (no_model, "--data: rows need a model: give --init-from, or --vision-from and --text-from"),
             (nothing_learns, "--lr: expected something that learns, got a rate of 0 for all of it"),
             (self.lora_rank and self.vision_lr > 0, "--lora-rank: set no --vision-lr, adapters train alone"),
-            (
-                small,
-                f"--weights {self.weights} cannot learn: set --lora-rank and --init-from, to learn beside it",
-            ),
+            (small, "--weights: set --lora-rank and --init-from, adapters learn beside weights in few bits"),
             (rewards and not (rows and self.init_from), "--task rewards: expected rows, and --init-from"),
             (rewards and not self.rewards, "--rewards: expected names with their weights, as {exact: 1.0}"),
             (rewards and self.lora_dropout, "--lora-dropout: expected 0: answers are sampled without it"),

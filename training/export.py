@@ -18,12 +18,11 @@ from models.checkpoints.hub import client, one_sentence
 from models.checkpoints.load import empty_model, parameter_shapes
 from models.checkpoints.save import Pending, model_card, public_name, written
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import Reading
 from models.config import VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
-from training.distributed import Ranks, whole
-from training.lora import all_merged, is_small, merged, save_adapter
+from training.distributed import Ranks, has_codes, whole
+from training.lora import all_merged, merged, save_adapter
 from training.optim import part_of
 from training.task import Score, Task
 
@@ -69,7 +68,7 @@ def save_model(
         extra = partial(save_adapter, tensors, config, written(task.model.config)[1])
     try:
         card, pending = run_card(task, config, step, scores), None
-        if is_small(task.model):
+        if has_codes(task.model):
             model, pending = merged_base(task.model, tensors, config)
         else:
             model = plain_model(task.model, tensors, config)
@@ -109,12 +108,14 @@ def merged_base(
     from the base's files again, in their type, when it is written."""
     pending: dict[str, Pending] = {}
 
-    def put(_: nn.Module, names: Sequence[str], read: Reading) -> None:
-        def make(name: str = names[0]) -> Tensor:
-            weight = tensors[name] if part_of(name) in config.learns else read().float()
-            return merged(name, weight, tensors, config).to(read.dtype)
+    def put(_: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
+        name, (_, shape, dtype, *_) = names[0], read.args
 
-        pending[names[0]] = Pending(read.shape, read.dtype, make)
+        def make() -> Tensor:
+            weight = tensors[name] if part_of(name) in config.learns else read().float()
+            return merged(name, weight, tensors, config).to(dtype)
+
+        pending[name] = Pending(shape, dtype, make)
 
     opened = open_files(config.init_from, model.origin and model.origin.commit)
     return VisionLanguageModel.from_pretrained(opened, None, "stored", "cpu", put), pending
@@ -122,22 +123,16 @@ def merged_base(
 
 def answering_model(task: Task, everywhere: bool = True, copied: bool = False) -> VisionLanguageModel:
     """The model as it answers now: the one that trains, or, where that is sharded, computes in another dtype
-    or is to be `copied`, one put together of its weights; beside codes it computes in float32. All ranks call
-    it; the first gets it, or all do `everywhere`."""
-    model, ranks, config, small = task.model, task.ranks, task.config, is_small(task.model)
+    or is to be `copied`, one put together of its weights; beside codes it is always the one that trains. All
+    ranks call it; the first gets it, or all do `everywhere`."""
+    model, ranks, config = task.model, task.ranks, task.config
     sharded = config.parallel == "fsdp" and ranks.together
-    if not sharded and (small or not (copied or task.dtype != model.dtype)):
+    if has_codes(model) or not (sharded or copied or task.dtype != model.dtype):
         return model
     tensors = whole_tensors(model, {}, ranks, everywhere)
     if copied:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    if not tensors:
-        return model
-    if task.unsharded is None:
-        return plain_model(model, tensors, config).to(ranks.device, task.dtype)
-    for name, parameter in task.unsharded.named_parameters():
-        parameter.data.copy_(tensors[name])
-    return task.unsharded
+    return plain_model(model, tensors, config).to(ranks.device, task.dtype) if tensors else model
 
 
 def size_of(config: VLMConfig) -> int:

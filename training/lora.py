@@ -1,7 +1,7 @@
 """Low-rank adapters (arXiv:2106.09685): put in, saved as peft has them, merged; and the frozen weights beside
 them, in float32 or in fewer bits (QLoRA, arXiv:2305.14314).
 
-    model = open_base(opened, config)                     # as `--weights` says
+    model = open_base(config, "cpu")                      # as `--weights` says
     add_adapters(model, config, written(model.config)[1])
 
 The adapter's folder is what peft writes for the transformers model, so that
@@ -24,11 +24,13 @@ from generation.codes import CodedLinear
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import PackedLinear, pack_layer, put_layers
-from inference.coded import load_codes, quantized_as
+from inference.checkpoint import kept_formats
+from inference.coded import load_codes
 from inference.kept import load_int4
 from models.checkpoints.files import Opened
 from models.checkpoints.load import Uninitialised, put_parameter
 from models.checkpoints.save import write_file
+from models.checkpoints.sources import one_version
 from models.checkpoints.weights import StoredTensorOf
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
@@ -41,26 +43,30 @@ _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 
 
 # --------------------------------------------------------------------------------------------- the base
-def weights_of(opened: Opened, config: TrainConfig) -> str:
-    """The kind of the frozen matrices of a run: one of `--weights`, or "codes" for those of the files."""
-    if config.weights == "auto":
-        return "codes" if config.lora_rank and quantized_as(opened) else "float32"
-    return config.weights
+def weights_of(config: TrainConfig, opened: Opened | None) -> str:
+    """The kind of a run's frozen matrices: one of `--weights`, or "codes" for those that the files have."""
+    if config.weights != "auto":
+        return config.weights
+    kept = config.lora_rank and opened and kept_formats(opened, "auto", torch.device("cpu"))
+    return "codes" if kept else "float32"
 
 
-def open_base(opened: Opened, config: TrainConfig, device: torch.device | str = "cpu") -> VisionLanguageModel:
+def open_base(config: TrainConfig, device: torch.device | str) -> VisionLanguageModel:
     """The model that a run starts from. All that learns and all that is small is float32; frozen matrices are
     what answers with that `--dtype` have, laid out for PyTorch."""
-    kind, read, cpu = weights_of(opened, config), VisionLanguageModel.from_pretrained, torch.device("cpu")
+    return one_version(config.init_from, None, partial(_read_base, config, device))
+
+
+def _read_base(config: TrainConfig, device: torch.device | str, opened: Opened) -> VisionLanguageModel:
+    kind, read, cpu = weights_of(config, opened), VisionLanguageModel.from_pretrained, torch.device("cpu")
     if kind == "float32":
         return read(opened, None, torch.float32, device)
 
-    def learning(model: nn.Module, names: Sequence[str], read: Any) -> None:
-        if part_of(names[0]) in config.learns:
-            put_parameter(model, names, read)
-
-    def packing(model: nn.Module, names: Sequence[str], read: Any) -> None:
-        put_layers(model, names, read(), partial(pack_layer, kind))
+    def put(kind: str, model: nn.Module, names: Sequence[str], tensor: Any) -> None:
+        if kind != "float32":
+            put_layers(model, names, tensor(), partial(pack_layer, kind))
+        elif part_of(names[0]) in config.learns:
+            put_parameter(model, names, tensor)
 
     try:
         if kind == "codes":
@@ -69,19 +75,12 @@ def open_base(opened: Opened, config: TrainConfig, device: torch.device | str = 
             model = to_rows(load_int4(opened, cpu), cpu)
             vars(model).pop("mapped", None)  # the panels, which are not needed any more
         else:
-            model = read(opened, None, "stored", cpu, packing)
+            model = read(opened, None, "stored", cpu, partial(put, kind))
     except NoCompiler as error:
         raise ValueError(f"--weights {kind}: {error}; use int8, which needs none") from None
-    if config.learns:
-        whole = read(opened, None, torch.float32, cpu, learning)
-        for part in config.learns:
-            setattr(model, part, getattr(whole, part))
+    for part in config.learns:
+        setattr(model, part, getattr(read(opened, None, torch.float32, cpu, partial(put, "float32")), part))
     return model.to(device)
-
-
-def is_small(model: VisionLanguageModel) -> bool:
-    """Whether a model's frozen matrices are in fewer bits than it computes in."""
-    return not isinstance(model.language_model.embed_tokens, nn.Embedding)
 
 
 # ------------------------------------------------------------------------------------------ the adapters

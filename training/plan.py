@@ -13,7 +13,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,26 +28,20 @@ from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from families import FAMILIES
-from generation.codes import product
-from generation.fast.quantized import is_layer, rounded_bytes
+from generation.fast.quantized import pack_layer, replace_layers, rounded_bytes
 from models.checkpoints.backbones import TEXT, VISION, choose_backbone
-from models.checkpoints.load import (
-    Uninitialised,
-    choose_family,
-    empty_model,
-    parameter_shapes,
-    read_config,
-)
+from models.checkpoints.load import Uninitialised, choose_family, read_config
 from models.checkpoints.quantized import kept_bytes as bytes_of_codes
 from models.checkpoints.save import written
 from models.checkpoints.sizes import PARTS as TABLE_PARTS
 from models.checkpoints.sizes import module_of, read_headers
 from models.checkpoints.sources import open_files
+from models.checkpoints.weights import Entry, StoredTensor
 from models.config import VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
-from training.distributed import blocks_of, compute_dtype
+from training.distributed import blocks_of, compute_dtype, has_codes
 from training.flops import PEAKS, Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
 from training.lora import add_adapters, weights_of
 from training.optim import is_muon_matrix, part_of
@@ -119,14 +113,8 @@ def line(name: str, value: str) -> str:
 
 
 def make_plan(
-    config: TrainConfig,
-    options: PlanOptions,
-    device: Device,
-    shape: VLMConfig,
-    row: AverageRow,
-    coded: bool = False,
+    config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
 ) -> Plan:
-    """The plan of a run; `coded` as in `kept_bytes`."""
     ranks = options.plan_ranks
     per_rank, left = divmod(config.batch_size, ranks)
     micro = config.micro_batch_size or max(1, per_rank)
@@ -144,13 +132,16 @@ def make_plan(
         pairs=tokens * config.sequence_length * row.fill / row.samples,
         labelled=tokens * row.labelled,
     )
-    kept = kept_bytes(config, shape, coded)
+    known = config.weights != "auto" or not config.lora_rank or config.init_from in (*PUBLISHED, "")
+    kind = weights_of(config, None if known else open_files(config.init_from))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = planned_model(config, shape, kept)
-        needed = memory(config, ranks, device, model, row, micro, kept)
+        model = planned_model(config, shape, kind)
+        needed = memory(config, ranks, device, model, row, micro)
+    if codes := kept_bytes(config, kind, model):
+        needed = {"codes, on each rank": codes} | needed
     shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
     trainable: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         module = "adapters" if "lora_" in name else module_of(name)
         shown[module] = shown.get(module, 0) + parameter.numel()
         if parameter.requires_grad:
@@ -183,82 +174,66 @@ def _sizes(shape: VLMConfig, row: AverageRow) -> Tiles:
     return row.sizes or ((shape.vision.least_side,) * 2,)
 
 
-def planned_model(config: TrainConfig, shape: VLMConfig, kept: Iterable[str]) -> VisionLanguageModel:
-    """The model that the run trains. Matrices that are `kept` in fewer bits have all their numbers here, of
-    which autograd keeps none."""
+def planned_model(config: TrainConfig, shape: VLMConfig, kind: str) -> VisionLanguageModel:
+    """The model that the run trains. Frozen matrices of any `kind` but float32 are bfloat16 here: autograd
+    keeps as little of one as of the other."""
     with Uninitialised():
         model = VisionLanguageModel(shape)
-        for name in kept:
-            layer: Any = model.get_submodule(name.removesuffix(".weight"))
-            if isinstance(layer, nn.Linear):
-                layer.forward = partial(_opened, layer)
-        if config.lora_rank:
-            add_adapters(model, config, written(shape)[1])
+    if kind != "float32":
+        frozen = [name for name, _ in model.named_modules() if part_of(name) not in config.learns]
+        replace_layers(
+            model, partial(pack_layer, "bfloat16"), names=[f"{name}.weight" for name in frozen if name]
+        )
+    if config.lora_rank:
+        add_adapters(model, config, written(shape)[1])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) in config.learns or "lora_" in name)
+        parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
     return model
 
 
-def _opened(layer: nn.Linear, x: Tensor) -> Tensor:
-    y = product(x, lambda dtype: (layer.weight.to(dtype),))
-    return y if layer.bias is None else y + layer.bias.to(y.dtype)
-
-
-def kept_bytes(config: TrainConfig, shape: VLMConfig, coded: bool) -> dict[str, float]:
-    """Bytes of each matrix that `training.lora.open_base` keeps in fewer bits than float32. `coded`: with the
-    codes of a quantized checkpoint, of which the headers are read."""
-    if not coded and config.weights in ("auto", "float32"):
-        return {}
-    if coded:
+def kept_bytes(config: TrainConfig, kind: str, model: VisionLanguageModel) -> int:
+    """Bytes of what `planned_model` has in bfloat16, in its kind (`training.lora.weights_of`)."""
+    total, place, entries = 0.0, StoredTensor, dict[str, Entry]()
+    if kind == "codes":
         opened = open_files(config.init_from)
         headers = read_headers(opened)
-        assert headers is not None, "it has been opened"
-        place = choose_family(opened.config, opened.source).tensor_map(headers.entries)
-
-    def size(name: str, of: Sequence[int]) -> float:
-        if coded and name.startswith("language_model."):
-            return bytes_of_codes(headers.entries[place(name).name]) / place(name).parts
-        return rounded_bytes(config.weights, name, of) if "int" in config.weights else 2 * math.prod(of)
-
-    empty = empty_model(VisionLanguageModel, shape)
-    frozen = (name for name in parameter_shapes(empty) if part_of(name) not in config.learns)
-    return {name: size(name, empty.get_parameter(name).shape) for name in frozen if is_layer(empty, name)}
+        entries = headers.entries if headers else entries
+        place = choose_family(opened.config, opened.source).tensor_map(entries)
+    for buffer_name, one in model.named_buffers():
+        name, size = buffer_name.replace(".base_layer.", "."), float(one.nbytes)
+        if one.dim() == 2 and entries and part_of(name) == "language_model":
+            size = bytes_of_codes(entries[place(name).name]) / place(name).parts
+        elif one.dim() == 2 and kind in ("int8", "int4"):
+            size = rounded_bytes(kind, name, one.shape)
+        total += size
+    return round(total)
 
 
 # ------------------------------------------------------------------------------------------------- memory
 def memory(
-    config: TrainConfig,
-    ranks: int,
-    device: Device,
-    model: VisionLanguageModel,
-    row: AverageRow,
-    micro: int,
-    kept: Mapping[str, float],
+    config: TrainConfig, ranks: int, device: Device, model: VisionLanguageModel, row: AverageRow, micro: int
 ) -> dict[str, int]:
-    """Bytes on each rank for one micro-batch, by what takes them. Weights are float32, but for those `kept`
-    in fewer bits, which are whole on each rank; in bfloat16, products run under autocast, or under FSDP on
-    blocks that are gathered in bfloat16, two at a time."""
+    """Bytes on each rank for one micro-batch, by what takes them. Weights are float32; in bfloat16, products
+    run under autocast, or under FSDP on blocks that are gathered in bfloat16, two at a time."""
     text, full = model.config.text, device.dtype == torch.float32
-    names = ((name.replace(".base_layer.", "."), p) for name, p in model.named_parameters())
-    parameters = {name: p for name, p in names if name not in kept}
+    parameters = dict(model.named_parameters())
     learns = {name: p for name, p in parameters.items() if p.requires_grad}
     trained = sum(p.numel() for p in learns.values())
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
     shards, gathered = 1, 0
-    if config.parallel == "fsdp" and ranks > 1:  # whole are two blocks, and what is in no block
-        whole = {id(p) for p in parameters.values()}
-        blocks = [sum(p.numel() for p in block.parameters() if id(p) in whole) for block in blocks_of(model)]
+    codes = has_codes(model)
+    if config.parallel == "fsdp" and ranks > 1 and not codes:  # whole are two blocks, and what is in no block
+        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
         everything = sum(p.numel() for p in parameters.values())
         shards, gathered = ranks, (4 if full else 2) * (everything - sum(blocks) + 2 * max(blocks))
     labelled = micro * config.sequence_length * row.fill * row.labelled
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
     # states of labelled positions with their gradient; see models/losses.py.
     chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
-    # A head that is opened for backward again keeps more: logits, their logarithms, and gradients of both.
-    each = 12 if kept or config.task != "answers" else 4 if full else 8
+    # A head that runs again in backward: logits, their logarithms, and the gradients of both.
+    each = 12 if codes or config.task != "answers" else 4 if full else 8
     logits = chunk * text.vocab_size * each + 8 * labelled * text.hidden_size
     result = {
-        "codes, whole": sum(kept.values()),
         "weights": 4 * sum(p.numel() for p in parameters.values()) / shards + gathered,
         # Gathered blocks have whole gradients until these are scattered.
         "gradients": 4 * trained / shards + (gathered if learns else 0),
@@ -280,7 +255,7 @@ def activation_bytes(
     Of blocks that are alike two run: the first one keeps what all share as well. On a GPU a fused norm keeps
     a little less than is counted.
     """
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    weights = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
     kept = dict[int, torch.UntypedStorage]()  # held, so that no address is given twice
     total, inputs = 0, 0
     of_kind = dict[Any, list[int]]()  # of each block, by what blocks that are alike have in common
@@ -381,9 +356,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     )
     device = choose_device(config, options)
     described = " and ".join(dict.fromkeys(f"{width} x {height}" for height, width in sizes))
-    here = bool(config.init_from) and config.init_from not in PUBLISHED
-    coded = here and weights_of(open_files(config.init_from), config) == "codes"
-    return make_plan(config, options, device, shape, row, coded), (
+    return make_plan(config, options, device, shape, row), (
         f"assumed: a sample is {tiles:g} tiles of {described} pixels, {positions:g} positions each, and "
         f"{options.plan_text} tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, "
         f"--plan-text, --plan-labelled); {device.name} (--plan-device)"

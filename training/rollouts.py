@@ -37,9 +37,8 @@ from generation.scheduler import Scheduler
 from generation.steps import Step
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks, reshard
+from training.distributed import Ranks, has_codes, reshard
 from training.export import answering_model
-from training.lora import is_small
 from training.policy import PolicyLoss, advantages, step_weight, token_weights
 from training.rewards import Rewards
 from training.rows import RowsLoss, RowsTask, grouped
@@ -240,7 +239,7 @@ class RewardsTask(RowsTask):
         if name == "eager":
             return model, None
         device, refused, new_step = _STEPS[name]
-        reason = "adapters beside codes" if is_small(model) else refused(model.language_model)
+        reason = "adapters beside codes" if has_codes(model) else refused(model.language_model)
         if got != device:
             reason = f"expected the device {device}, got {got}"
         try:
@@ -394,7 +393,7 @@ class RewardsTask(RowsTask):
             off = sum(part["off"] for part in found) / max(tokens, 1) if filtered else seen["off_policy"]
         self.noted += 1
         self._peak(seen)
-        rounded = torch.bfloat16 if is_small(self.model) else self.dtype  # as kept keys and values are
+        rounded = torch.bfloat16 if has_codes(self.model) else self.dtype  # as kept keys and values are
         bound = self.config.most_off_policy or _MOST_OFF[rounded]
         if bound < off < math.inf:
             raise ValueError(

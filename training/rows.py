@@ -28,7 +28,7 @@ from generation.draws import adjusted_scores
 from generation.options import SamplingParams
 from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
-from models.checkpoints.sources import one_version, open_files
+from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 from models.losses import chunk_positions, log_probabilities, summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
@@ -356,12 +356,10 @@ def sized(images: Images, config: TrainConfig) -> Images:
 def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
     """The model to start from (`open_base`), in training mode, and its processor."""
     if config.init_from:
-
-        def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
-            model = open_base(opened, config, device)
-            return model.train(), open_processor(opened, model.config, config)
-
-        return one_version(config.init_from, None, read)
+        model = open_base(config, device)
+        assert model.origin is not None, "a loaded model knows where it came from"
+        opened = open_files(config.init_from, model.origin.commit)
+        return model.train(), open_processor(opened, model.config, config)
     text = open_files(config.text_from)
     tokenizer = new_tokenizer(text.processor_folder)
     model = VisionLanguageModel.from_backbones(

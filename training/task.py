@@ -90,7 +90,6 @@ class Task:
     best_by: the score that picks the best evaluation, and whether more of it is better.
     logs_sums: what is logged are sums, to be divided by `count`; else each micro-batch has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
-    unsharded: a copy of a model in shards that has codes, with these and adapters of its own, for answers.
     """
 
     model: VisionLanguageModel
@@ -103,7 +102,6 @@ class Task:
     best_by = ("eval_loss", False)
     logs_sums = False
     license: str | None = None
-    unsharded: VisionLanguageModel | None = None
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks

@@ -86,7 +86,7 @@ def has_four_bits(precision: str, name: str) -> bool:
 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W (out, in) stored in bfloat16, int8 or four bits and one scale an output row; y is
-    like x. A gradient is that of x alone."""
+    like x, which alone may have a gradient."""
 
     weight: Tensor
     scale: Tensor | None
