@@ -195,7 +195,7 @@ class _Product(torch.autograd.Function):
         total, at = torch.zeros((), device=gradient.device), 0
         for rows in ctx.opened(gradient.dtype):
             part = gradient[..., at : at + len(rows)] @ rows
-            total, at = total + part, at + len(rows)  # in float32, as `total` is
+            total, at = total + part.float(), at + len(rows)
         return total.to(gradient.dtype), None
 
 
@@ -229,12 +229,23 @@ class CodedWeight(nn.Module):
 
 
 class CodedLinear(CodedWeight):
-    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same."""
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same. `beside` are an adapter's factors A
+    (r, in) and B (out, r), whose x Aᵀ Bᵀ comes on top."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None, beside: tuple[Tensor, Tensor] | None = None):
+        super().__init__(codes, bias)
+        for name, factor in zip(("low", "high"), beside or (None, None)):
+            self.register_buffer(name, factor)
 
     def forward(self, x: Tensor) -> Tensor:
         step, codes = max(1, PARTIAL_FLOATS // self.in_features), self.codes
         starts = range(0, self.out_features, step)
         y = product(x, lambda dtype: (codes[at : at + step].numbers().to(dtype) for at in starts))
+        if self.low is not None and self.high is not None:
+            y = y + F.linear(F.linear(x, self.low.to(x.dtype)), self.high.to(x.dtype)).to(y.dtype)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
