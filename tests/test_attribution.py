@@ -25,6 +25,7 @@ from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import Conversation
 from models import VisionLanguageModel
 from tests import tiny
+from tests.maps import attention_maps
 from tests.processors import draw_image, embedded, processor
 
 ANSWER = [40, 41, 9, 42]
@@ -35,10 +36,6 @@ CASES = ("smolvlm-2-tiles", "smolvlm-one-kv-head", "idefics3-own-head-dim", "ide
 @pytest.fixture(scope="module")
 def checkpoint(model_folder):
     return open_checkpoint(model_folder, device="cpu")
-
-
-def attention_maps(*question) -> AttentionMaps:
-    return drained(attention_steps(*question))
 
 
 # ------------------------------------------------------------------------------------------------ attention
