@@ -406,7 +406,8 @@ class KeptWeights:
     def _identify(self) -> str:
         """A digest of what the numbers depend on; "" while the files of weights are not all here."""
         try:
-            known = [version_of(path) for path in sorted(self._opened.weights_here)]
+            adapter = () if self._opened.adapter is None else self._opened.adapter.files
+            known = [version_of(path) for path in sorted((*self._opened.weights_here, *adapter))]
             config = self._opened.config
         except CheckpointError:
             return ""
@@ -451,7 +452,8 @@ class KeptWeights:
                 kind = PanelLinear if isinstance(module, nn.Linear) else PanelEmbedding
                 above, _, own = path.rpartition(".")
                 first = names[0].rpartition(".")[0]
-                parts = {part: self.tensors.get(f"{first}.{part}") for part in ("scale", "sum", "bias")}
+                others = ("scale", "sum", "bias", "words")
+                parts = {part: self.tensors.get(f"{first}.{part}") for part in others}
                 made = kind.of(tuple(module.weight.shape), weight=kept, **parts)
                 setattr(model.get_submodule(above), own, made)
             elif not isinstance(module, PanelWeight):  # else a bias, which came with its matrix

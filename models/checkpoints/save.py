@@ -243,7 +243,8 @@ def transformers_processor(processor):
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
-    checks = {"image token id": (processor.image_token_id, config.image_token_id)}
+    ids = processor.image_token_id, config.image_token_id
+    checks = {"image token id": ids} if config.vision.num_hidden_layers else {}
     for name in ("image_seq_len", "image_seq_length"):  # the latter is InternVL's; images of own sizes: none
         if (positions := getattr(processor, name, None)) is not None:
             checks[f"tokens per tile ({name})"] = positions, FAMILIES[config.family].positions(config)
