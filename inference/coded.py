@@ -51,17 +51,18 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
             put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
             return
         entry, _, _, _, part, parts = read.args
-        codes = entry.codes(part, parts)
+        beside = (change := read.keywords.get("change")) and change.beside  # an adapter's factors
+        codes = entry.codes(part, parts) if beside or not change else None
         if codes is None:
             rounded[entry.dtype] += 1
-            codes = Codes.rounded(read())
+            codes, beside = Codes.rounded(read()), None
         codes = codes.to(device)
         for path in (name.removesuffix(".weight") for name in names):
             layer: Any = model.get_submodule(path)
             if isinstance(layer, nn.Embedding):
                 model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
             else:
-                model.set_submodule(path, CodedLinear(codes, layer.bias))
+                model.set_submodule(path, CodedLinear(codes, layer.bias, beside).to(device))
         trim()
 
     model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)
