@@ -37,6 +37,7 @@ TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
 MODEL_TYPES = (NAME, ALONE)
 PROCESSORS = dict.fromkeys(MODEL_TYPES, ("Qwen3VLProcessor", "Qwen2VLImageProcessor"))
+MLX = qwen_vl.MLX | {"+1": r"model\.language_model\.(?!.*linear_attn).*norm\.weight"}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*|blk\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.

@@ -42,7 +42,6 @@ REFUSED = [
     ("generate", ["batch", "x.jsonl"], "--out"),
     ("generate", ["batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
     ("generate", [*WHERE, "-q", "how many?", "-q", "why?"], "question"),
-    ("generate", ["--method", "occlusion"], "--method"),
     ("generate", [*WHERE, "why?", "--out", "no/where.png"], "'no'"),
     ("generate", [*WHERE, "why?", "--out", "assets/cup.png"], "cup.png"),  # meant as the image
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cupp.png"),

@@ -25,7 +25,7 @@ from families.keys import quantization, section, token_ids
 from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
-from models.checkpoints.quantized import quantized_entries, unreadable
+from models.checkpoints.quantized import OF_MLX, quantized_entries, unreadable
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
     EMBEDDING,
@@ -122,7 +122,8 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
     if opened.files.gguf:
         return gguf_entries(opened, opened.weights)
     entries = stored_entries(opened)
-    return quantized_entries(entries, opened.config) if quantization(opened.config) else entries
+    foreign = quantization(opened.config) or any(map(OF_MLX, entries))
+    return quantized_entries(entries, opened.config) if foreign else entries
 
 
 def choose_family(config: Mapping, source: str) -> ModuleType:

@@ -281,7 +281,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
         if isinstance(layer, PanelEmbedding):
             return PackedEmbedding(weight, scale, dtype, layer.in_features)
         bias = None if layer.bias is None else layer.bias[:count].to(device, dtype)
-        return PackedLinear(weight, scale, bias)
+        return PackedLinear(weight, scale, bias, layer.in_features)
 
     replace_layers(model, make, (PanelWeight,))
     for name, parameter in [*model.named_parameters()]:
