@@ -78,6 +78,8 @@ class Proof:
         self.tokens, self.way_tokens = SIZES[size]
         self.checkpoint = open_checkpoint(source, revision, device, "float32")
         self.model, self.device = self.checkpoint.model, self.checkpoint.model.device
+        if not self.model.config.vision.num_hidden_layers:
+            raise RequestError(f"{source} is a text model: expected one that sees images")
         assert self.model.origin is not None, "a loaded model knows where it came from"
         self.origin = self.model.origin
         # With the checkpoint's own budget of pixels, as transformers has it.
