@@ -389,7 +389,9 @@ _READ: dict[str, tuple[str, tuple[int, ...]]] = {
     ),
 }  # fmt: skip
 _SPANS = {"awq": 128, "gptq": 128, "auto-round": 128, "mlx": 64}  # where none are named
-_FORM = ("mode", "packing_format", "checkpoint_format", "version", "format")  # the keys that may name it
+# The key that names the form of a method's weights.
+_FORM = {"awq": "version", "gptq": "checkpoint_format", "mlx": "mode", "auto-round": "packing_format",
+         "modelopt": "quant_algo", "compressed-tensors": "format"}  # fmt: skip
 _KEYS = {"bits": "bits", "w_bit": "bits", "num_bits": "bits", "group_size": "span", "q_group_size": "span",
          "weight_block_size": "block", "block_structure": "block", "desc_act": "order",
          "actorder": "order"}  # fmt: skip
@@ -401,8 +403,8 @@ def method_of(config: Mapping) -> tuple[dict, str, str]:
     if "quant_method" not in stored and "quantization" in config:
         stored = {"quant_method": "mlx", "mode": "affine"} | stored
     method = str(stored.get("quant_method") or stored.get("quant_algo") or "")
-    forms = (stored.get(key) for key in (("quant_algo",) if method == "modelopt" else _FORM))
-    return stored, method, str(next(filter(None, forms), "gemm" if method == "awq" else "")).lower()
+    form = stored.get(_FORM.get(method, "")) or ("gemm" if method == "awq" else "")
+    return stored, method, str(form).lower()
 
 
 def _ways(stored: Mapping, way: Way) -> Iterator[Way]:
@@ -490,14 +492,14 @@ def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str
     """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
 
     names: beginnings of names there -> the Hub's, "" last; and "+1", an expression for the Hub's names of
-    norms that are stored there as 1 + w. Kernels of convolutions have their inputs last there.
+    norms that are stored there as 1 + w. Kernels of convolutions have their inputs, which are few, last there.
     """
     if not names or not any(map(OF_MLX, entries)):
         return dict(entries)
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
         name = rename(name, names)
-        if len(entry.shape) > 2 and name.endswith("weight"):
+        if len(entry.shape) > 2 and name.endswith("weight") and entry.shape[-1] < entry.shape[-2]:
             entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
         elif re.fullmatch(names.get("+1", ""), name):
             entry = joined(lambda norm: norm.float() - 1, entry)
