@@ -492,7 +492,7 @@ def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str
     """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
 
     names: beginnings of names there -> the Hub's, "" last; and "+1", an expression for the Hub's names of
-    norms that are stored there as 1 + w. Kernels of convolutions have their inputs, which are few, last there.
+    norms that are stored there as 1 + w. Convolutions have their inputs, which are few, last there.
     """
     if not names or not any(map(OF_MLX, entries)):
         return dict(entries)
