@@ -28,7 +28,8 @@ def _tensors(bits: int, group: int | None = None, **more: Any) -> dict[str, Any]
     others = {"targets": ["re:.*other"], "weights": {"num_bits": 12 - bits, "group_size": 16}}
     weights = {"num_bits": bits, "group_size": group, **more}
     groups = {"group_0": others, "group_1": {"targets": ["Linear"], "weights": weights}}
-    return _method("compressed-tensors", config_groups=groups, ignore=["lm_head"])
+    form = {"format": "pack-quantized", "version": "0.12.2"}
+    return _method("compressed-tensors", config_groups=groups, ignore=["lm_head"], **form)
 
 
 def _gptq(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
@@ -180,6 +181,7 @@ _QWEN = {"model.language_model.": "language_model.model.", "lm_head.": "language
 _OTHERS = {"model.language_model.": "language_model.model.", "model.": ""}
 MLX = {
     **dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), _QWEN), "gemma4": _OTHERS, "lfm2_vl": _OTHERS,
+    "internvl": {},
     "smolvlm": {"lm_head.": "language_model.lm_head.", "model.text_model.": "language_model.", "model.": ""},
 }  # fmt: skip
 _AROUND_ONE = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",

@@ -26,7 +26,7 @@ from models.checkpoints.files import WEIGHTS
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, quantized_entries
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import read_header, read_tensor
-from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
+from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
 from tests.quantized_files import DRAWN, MLX, SETTINGS, drawn, make, to_codes, to_mlx
 from tests.test_fast_decode import make_model, needs_compiler, walk  # noqa: F401  (for every test here)
 from tests.test_gguf import random_blocks
@@ -160,6 +160,8 @@ def test_a_folder_of_mlx_is_the_one_that_it_was_made_of(tmp_path, kind):
         tiny.save(tiny.model_with_processor("smolvlm-1-tile")[1], tmp_path)
     elif kind in qwen_checkpoints.KINDS:
         qwen_checkpoints.save_hf(kind, tmp_path)
+    elif kind == "internvl":
+        test_internvl.save_hf("qwen3", tmp_path)
     else:
         {"gemma4": gemma4_checkpoints, "lfm2_vl": lfm2_checkpoints}[kind].save_hf(tmp_path)
     before = VisionLanguageModel.from_pretrained(tmp_path, dtype="float32").state_dict()

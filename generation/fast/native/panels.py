@@ -183,7 +183,7 @@ class PanelWeight(nn.Module):
 
     def rows(self, device: torch.device) -> Tensor:
         """Its weights as rows on a device, without the rows' scales: int8, or units of four bits."""
-        if self.weight.dtype != torch.int32:
+        if self.words is None:
             return self.unpacked().to(device)
         parts = (part.to(device).transpose(1, 2).flatten(0, 1) for part in (self.weight, self.words))
         rows = torch.cat([*parts], 1)[: self.out_features]
