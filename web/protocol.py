@@ -70,10 +70,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"le": 2}, "top_k": {"ge": -1, "le": 2**31}, "repetition_penalty": {"le": 100},
     "seed": {"ge": -(2**63), "le": 2**63 - 1},
 }  # fmt: skip
-# Of an answer that a client sends back: what no prompt says again.
-OURS = frozenset((
-    "boxes", "points", "malformed", "probabilities", "probability_mass", "expected_value",
-))  # fmt: skip
 
 
 def _refuse(value: Any) -> None:
