@@ -44,7 +44,8 @@ def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tu
 
 def text_metadata(name: str, text: Mapping[str, Any]) -> dict[str, Any]:
     """What the file of a text part says, of an architecture of llama.cpp and a whole text_config."""
-    rope = text["rope_parameters"]
+    ropes = text["rope_parameters"]
+    rope = ropes.get("full_attention", ropes)
     values = {key: text[theirs] for key, theirs in _TEXT.items()} | {"rope.freq_base": rope["rope_theta"]}
     if rope.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}

@@ -53,6 +53,7 @@ from benchmarks.peers import (
     LlamaCpp,
     OpenVINO,
     Ours,
+    OursOfFile,
     Transformers,
     cache_bytes,
     read_bandwidth,
@@ -62,7 +63,9 @@ from inference.flags import positive
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
 LLAMA_CPP = tuple(f"llama.cpp{kind}{flash}" for kind in ("", "-k") for flash in ("", "-flash"))
-LACKING = {"int8": PLAIN, "int4": (*PLAIN, "openvino")}  # systems without weights of a precision
+FLOATS = ("float32", "bfloat16")
+# Systems without weights of a precision.
+LACKING = {**dict.fromkeys(FLOATS, ("ours-file",)), "int8": PLAIN, "int4": (*PLAIN, "openvino")}
 
 
 def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[dict]:
@@ -80,6 +83,7 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
 # -------------------------------------------------------------------------------------------- decoding
 DECODERS: dict[str, Any] = {
     **dict.fromkeys(("ours-fast", "ours-eager", "ours-no-cache"), Ours),
+    "ours-file": OursOfFile,
     **dict.fromkeys(("transformers", "transformers-static"), Transformers),
     **dict.fromkeys(LLAMA_CPP, LlamaCpp),
 }

@@ -46,16 +46,19 @@ from benchmarks.common import (
     words,
 )
 from generation import kv_cache as kv
+from generation.codes import CodedEmbedding, CodedLinear
 from generation.decoding import decode_n
 from generation.fast.native.build import NoCompiler, find_compiler
+from generation.fast.native.step import NativeStep
 from generation.features import FeatureCache
 from generation.output import GenerationOutput
 from generation.sampling import new_rows
 from generation.session import Session
 from generation.steps import Step
 from inference.draft import Draft
-from models.checkpoints.gguf import Place
+from models.checkpoints.gguf import Place, read_header
 from models.checkpoints.load import meta_init, prepare_device
+from models.checkpoints.quantized import codes_of_blocks
 from models.checkpoints.save import written
 from models.config import TextConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
@@ -166,6 +169,39 @@ class Ours:
         for _ in range(tokens):  # each one a step and the choice of a token
             next(stream)
         return {"seconds": now(self.device) - start, "steps": tokens}
+
+
+_LEAVES = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+    "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
+}  # fmt: skip
+
+
+class OursOfFile(Ours):
+    """Our model with the codes of llama.cpp's very file: Q8_0 for int8, Q4_K_M for int4."""
+
+    def __init__(self, setup: dict):
+        self.shape, self.device, self.kind = setup["shape"], setup["device"], "fast"
+        path, _ = llama_file(setup, mixed=setup["precision"] == "int4")
+        with meta_init():
+            self.model = VisionLanguageModel(SHAPES[self.shape])
+        lm = self.model.language_model
+        raw, header = np.memmap(path, mode="r"), read_header(path)
+        for name, layer in [*lm.named_modules()]:
+            number, leaf = name.split(".")[1:2], name.rpartition(".")[-1]
+            if not isinstance(layer, nn.Linear | nn.Embedding):
+                for leaf, one in [*layer.named_parameters(recurse=False)]:
+                    setattr(layer, leaf, nn.Parameter(torch.ones(one.shape)))
+                continue
+            theirs = {"lm_head": "output", "embed_tokens": "token_embd"}.get(leaf)
+            place = header.tensors[f"{theirs or f'blk.{number[0]}.{_LEAVES[leaf]}'}.weight"]
+            rows = torch.from_numpy(raw[place.begin : place.end].copy()).view(place.shape[0], -1)
+            codes = codes_of_blocks(rows, place.type)
+            made = CodedEmbedding(codes, torch.float32) if theirs == "token_embd" else CodedLinear(codes)
+            lm.set_submodule(name, made)
+        self.step = NativeStep(lm.eval())
+        self.info = {"step": "native C step", "format": path.stem}
+        self.weight_bytes, self.cache_type = bytes_read(lm), lm.cache_dtype
 
 
 # ---------------------------------------------------------------------------------------- transformers
@@ -309,6 +345,23 @@ FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 OTHER = "Q4_K_M"
 
 
+def llama_file(setup: dict, mixed: bool) -> tuple[Path, int]:
+    """A file of random weights, and the bytes of it that a token reads."""
+    kind = OTHER if mixed else FORMATS[setup["precision"]]
+    path = Path(setup["folder"]) / f"{kind}.gguf"
+    written = path.with_name("BF16.gguf") if mixed else path
+    weight_bytes = write_gguf(SHAPES[setup["shape"]], "BF16" if mixed else kind, written)
+    if mixed:  # only llama.cpp itself writes it
+        (library,) = need("llama_cpp")
+        parameters = library.llama_model_quantize_default_params()
+        parameters.ftype, parameters.allow_requantize = library.LLAMA_FTYPE_MOSTLY_Q4_K_M, True
+        names = (str(written).encode(), str(path).encode())
+        if code := library.llama_model_quantize(*names, ctypes.byref(parameters)):
+            raise RuntimeError(f"llama_model_quantize: code {code}")
+        weight_bytes = weight_bytes * path.stat().st_size // written.stat().st_size  # about
+    return path, weight_bytes
+
+
 class LlamaCpp:
     """llama.cpp on a GGUF file of the text part's shape. It sees no image, so its first token is one of text
     alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default. Systems whose
@@ -319,22 +372,8 @@ class LlamaCpp:
         if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
         self.shape, self.longest = setup["shape"], setup["longest"]
-        mixed = "-k" in setup["system"]
-        kind = OTHER if mixed else FORMATS[setup["precision"]]
-        self.info, self.cache_type, path = (
-            {"format": kind},
-            torch.float16,
-            Path(setup["folder"]) / f"{kind}.gguf",
-        )
-        written = path.with_name("BF16.gguf") if mixed else path
-        self.weight_bytes = write_gguf(SHAPES[self.shape], "BF16" if mixed else kind, written)
-        if mixed:  # only llama.cpp itself writes it
-            parameters = self.library.llama_model_quantize_default_params()
-            parameters.ftype, parameters.allow_requantize = self.library.LLAMA_FTYPE_MOSTLY_Q4_K_M, True
-            names = (str(written).encode(), str(path).encode())
-            if code := self.library.llama_model_quantize(*names, ctypes.byref(parameters)):
-                raise RuntimeError(f"llama_model_quantize: code {code}")
-            self.weight_bytes = self.weight_bytes * path.stat().st_size // written.stat().st_size  # about
+        path, self.weight_bytes = llama_file(setup, mixed="-k" in setup["system"])
+        self.info, self.cache_type = {"format": path.stem}, torch.float16
         self.llm = self.library.Llama(
             str(path),
             n_ctx=self.longest, n_batch=512, n_gpu_layers=-1 if setup["device"] == "cuda" else 0,

@@ -17,6 +17,7 @@ from families.gemma4_images import open_images
 from families.qwen_vl import positions
 from families.saving import both_dtypes, write_config, write_ids
 from families.sections import vlm_config
+from models.checkpoints.gguf_config import COLOURS_LAST, SIGLIP, Join, Layout, Tower
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
@@ -30,11 +31,11 @@ TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
-GGUF: dict[str, Any] = {}
 # The audio tower, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"
     r"|model\.language_model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\..*"
+    r"|(mm\.)?a\..*|blk\..*|rope_freqs\.weight"  # in GGUF files
 )
 _KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 # Defaults are those of transformers' Gemma4TextConfig and Gemma4VisionConfig.
@@ -181,6 +182,80 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     architecture, without = "Gemma4ForConditionalGeneration", {"audio_config": None}
     return write_config(config, dtype, architecture, NAME, described, seen, _MARKERS, **without)
+
+
+# --------------------------------------------------------------------------------------------------- GGUF
+def _read_gguf(tower: Tower) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = tower.section(SIGLIP)
+    sizes = {"pooling_kernel_size": tower.said.get("projector.scale_factor", 3)}
+    vision |= sizes | {
+        "rms_norm_eps": vision["layer_norm_eps"],
+        "position_embedding_size": tower.tensors["v.position_embd.weight"].shape[1],
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in tower.tensors,
+        "standardize": "v.std_bias" in tower.tensors,
+    }
+    config = {"image_token_id": tower.id("<|image|>"), "vision_config": vision}
+    return config, sizes | {"patch_size": vision["patch_size"]}
+
+
+_GGUF_TEXT = {
+    "attention.key_length": "global_head_dim", "attention.key_length_swa": "head_dim",
+    "attention.sliding_window": "sliding_window", "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+
+
+def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    inner = config["intermediate_size"]  # of each layer, where they differ
+    widths = inner if isinstance(inner, list) else [inner]
+    factors = said["rope_freqs"]  # those of what is not rotated are huge
+    share = factors.count(1) / len(factors) if 1 in factors else 0.25
+    kinds = ["full_attention", "sliding_attention"]
+    near = {"rope_theta": said.get("rope.freq_base_swa", 1e4)}
+    far = {"rope_theta": config["rope_theta"], "partial_rotary_factor": share}
+    return {
+        "intermediate_size": min(widths),
+        "use_double_wide_mlp": max(widths) > min(widths),
+        "layer_types": [kinds[one] for one in said["attention.sliding_window_pattern"]],
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "rope_parameters": {"sliding_attention": near, "full_attention": far},
+    }
+
+
+GGUF = {
+    "gemma4v": Layout(
+        NAME, {"gemma4": "gemma4_text"}, _read_gguf, _read_gguf_text, keys=_GGUF_TEXT,
+        ends=("<eos>", "<turn|>", "<|tool_response>"),
+        fronts=lambda config: {
+            "vision_model.input_proj.": "v.patch_embd.", "vision_model.std": "v.std",
+            "vision_model.position_embedding_table": "v.position_embd.weight",
+            "projector.embedding_projection.": "mm.input_projection.",
+            "language_model.embed_tokens_per_layer.": "per_layer_token_embd.",
+            "language_model.per_layer_model_projection.": "per_layer_model_proj.",
+            "language_model.per_layer_projection_norm.": "per_layer_proj_norm.",
+        },
+        inside={
+            "vision_model": {
+                ".linear.": ".", ".input_layernorm.": ".ln1.", ".pre_feedforward_layernorm.": ".ln2.",
+                ".post_attention_layernorm.": ".attn_post_norm.",
+                ".post_feedforward_layernorm.": ".ffn_post_norm.",
+                **_IN_TOWER, ".self_attn.o_proj.": ".attn_out.",
+            },
+            "language_model": {
+                ".post_attention_layernorm.": ".post_attention_norm.",
+                ".pre_feedforward_layernorm.": ".ffn_norm.",
+                ".post_feedforward_layernorm.": ".post_ffw_norm.",
+                ".layer_scalar": ".layer_output_scale.weight", ".per_layer_input_gate.": ".inp_gate.",
+                ".per_layer_projection.": ".proj.", ".post_per_layer_input_norm.": ".post_norm.",
+            },
+        },
+        joins=lambda config: {
+            "vision_model.input_proj.weight": COLOURS_LAST,
+            **dict.fromkeys(("put_min", "put_max"), Join(lambda bound: bound.reshape(()))),
+        },
+    )
+}  # fmt: skip
 
 
 def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:

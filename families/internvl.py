@@ -23,8 +23,9 @@ from families import keys
 from families.idefics3 import positions
 from families.resizing import CLIP_PIXELS, TileGrids
 from families.saving import SavedProcessor, write_config, write_text
-from families.sections import VISION_KEYS, text_config, vision_config, vlm_config
+from families.sections import TEXT_FAMILIES, VISION_KEYS, text_config, vision_config, vlm_config
 from models.checkpoints.files import Opened
+from models.checkpoints.gguf_config import SIGLIP, Join, Layout, Tower
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -35,7 +36,6 @@ TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
-GGUF: dict[str, Any] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in
@@ -134,6 +134,34 @@ def write(config: VLMConfig, dtype: str) -> dict:
     return described | _PLAIN | sizes
 
 
+def _read_gguf(tower: Tower) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision, side = tower.section(SIGLIP), tower.said["image_size"]
+    vision["attention_bias"] = "v.blk.0.attn_q.bias" in tower.tensors
+    vision["use_qk_norm"] = "v.blk.0.attn_q_norm.weight" in tower.tensors
+    config = {"image_token_id": tower.id(IMAGE), "vision_config": vision}
+    config["downsample_ratio"] = 1 / tower.said.get("projector.scale_factor", 2)
+    most = tower.section({"preproc_min_tiles": "min_patches", "preproc_max_tiles": "max_patches"})
+    return config, most | {
+        "size": {"height": side, "width": side},
+        "image_processor_type": PROCESSORS[NAME][1],
+    }
+
+
+# Leading axes of length one are kept there by the converter, and lost to a quantizer.
+_WITH_AXIS = Join(lambda table: table.reshape(1, -1, table.shape[-1]))
+GGUF = {
+    NAME: Layout(
+        NAME, {kind: kind for kind in TEXT_FAMILIES}, _read_gguf,
+        fronts=lambda config: {
+            "vision_model.class_token": "v.class_embd", "projector.norm.": "mm.model.mlp.0.",
+            "projector.fc1.": "mm.model.mlp.1.", "projector.fc2.": "mm.model.mlp.3.",
+        },
+        inside={"vision_model": {f".layer_scale{at}": f".ls{at}.weight" for at in (1, 2)}},
+        joins=lambda config: dict.fromkeys(_LEADING, _WITH_AXIS),
+    )
+}  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------------------- images
 class InternVLImages(tiles.TiledImages):
     """The rule of transformers' InternVLProcessor. `settings` are those of preprocessor_config.json,
@@ -173,14 +201,16 @@ class InternVLImages(tiles.TiledImages):
         return replace(planned, parts=tiles.Parts.cat(parts))
 
     def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
-        return START + IMAGE * visual.positions + END
+        return START + IMAGE * visual.positions + END + ("\n" if self.string_content else "")
 
 
 def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint."""
     tokenizer = open_with(opened, (START, END, IMAGE))
     tile_positions = positions(read_config(opened.config, {}, {}))
-    return InternVLImages(image_settings(opened), tile_positions), tokenizer, chat_template(opened)
+    images, template = InternVLImages(image_settings(opened), tile_positions), chat_template(opened)
+    images.string_content = IMAGE not in (template or IMAGE)  # a text model's: an image stands in the text
+    return images, tokenizer, template
 
 
 def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:

@@ -203,23 +203,21 @@ def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str
         "num_key_value_heads": max(heads),
         "layer_types": ["full_attention" if one else "conv" for one in heads],
         "norm_eps": config.get("rms_norm_eps"),
-        "conv_L_cache": said.get("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,
     }
 
 
 GGUF = {
     "lfm2": gguf_config.Layout(
-        NAME, {"lfm2": "lfm2"}, _read_gguf, _read_gguf_text,
+        NAME, {"lfm2": "lfm2"}, _read_gguf, _read_gguf_text, keys={"shortconv.l_cache": "conv_L_cache"},
         fronts=lambda config: {
             "projector.merger.norm.": "mm.input_norm.", "projector.merger.fc": "mm.",
             "language_model.norm.": "token_embd_norm.",
         },
         inside={"language_model": {".conv.": ".shortconv.", ".shortconv.weight": ".shortconv.conv.weight"}},
-        joins={
-            # (D, C, P, P) there, (D, P · P · C) in the Hub's layout; (D, K) there, (D, 1, K) in the Hub's.
-            "vision_model.patch_embedding.weight": (lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1), ()),
-            ".conv.weight": (lambda kernel: kernel[:, None], ()),
+        joins=lambda config: {
+            "vision_model.patch_embedding.weight": gguf_config.COLOURS_LAST,
+            ".conv.weight": gguf_config.Join(lambda kernel: kernel[:, None]),  # (D, K) there
         },
     )
 }  # fmt: skip

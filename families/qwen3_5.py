@@ -2,7 +2,7 @@
 an output gate, norms around 1, and Qwen3-VL's tower without features for further text layers.
 
 Config keys and tensor names are those of transformers 5.23. `mtp.*`, which predicts further tokens, is left
-out.
+out (of GGUF files, layers after the others).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from families import keys, qwen_vl
+from families.qwen_gguf import GGUF_3_5 as GGUF
 from families.qwen_images import image_rule, open_images
 from families.qwen_vl import build, grid, places, positions, their_inputs
 from families.saving import write_config, write_text
@@ -20,15 +21,14 @@ from families.sections import text_config, vlm_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 
-__all__ = ["build", "grid", "image_rule", "open_images", "places", "positions", "their_inputs"]
+__all__ = ["GGUF", "build", "grid", "image_rule", "open_images", "places", "positions", "their_inputs"]
 
 NAME = "qwen3_5"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
-GGUF: dict[str, Any] = {}
-IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
+IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*|blk\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.
 _TEXT: dict[str, Any] = {

@@ -29,8 +29,12 @@ class Form(IntEnum):
     ..._LEAST: a scale, and what code 0 stands for: code * scale + least.
     SUPER: for each of two groups of 32 a byte that is multiplied with the first half of `coarse`, its scale,
         and one that is multiplied with the second, which is subtracted.
-    SIXTEENTHS: signed bytes, which multiplied with `coarse` are the scales of four groups of 16; zero is 32.
+    SIXTEENTHS: signed bytes, which multiplied with `coarse` are the scales of four groups of 16; their zero
+        is the middle.
     FP8: a float32 scale of codes that are 8-bit floats (E4M3).
+    HALVES: scales of two groups of 32; their zero is the middle, 2^(bits - 1).
+    EIGHTHS: our own of four bits, in C alone: for each of two groups of 32 a scale in 9 bits, 4 of which are
+        an exponent, and a zero in eighths of a code, (code - zero) * scale * the scale of the row.
     """
 
     HALF_ZERO = 1
@@ -41,6 +45,8 @@ class Form(IntEnum):
     SUPER = 6
     SIXTEENTHS = 7
     FP8 = 8
+    HALVES = 9
+    EIGHTHS = 10
 
 
 def pair(low: Tensor, high: Tensor) -> Tensor:
@@ -50,14 +56,40 @@ def pair(low: Tensor, high: Tensor) -> Tensor:
     return torch.stack([one.contiguous().view(torch.int16) for one in both], -1).view(torch.int32).squeeze(-1)
 
 
+def halves(scale: Tensor) -> Tensor:
+    """Scales (R, G) of groups of 32, float16 -> words of HALVES."""
+    return F.pad(scale, (0, scale.shape[1] % 2)).contiguous().view(torch.int32)
+
+
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes (R, C) of a byte each, or words of four -> units (R, C / 8) of four bits, or words (R, C / 4),
-    padded with zeros to whole blocks. A unit of four bits has the codes of four columns in the low halves of
-    its bytes, and those of the next four in the high halves."""
+    """Codes (R, C) of a byte each, or words of four, of 4, 5, 6 or 8 bits -> units (R, bits / 32 * C), as
+    `native/codes.h` has them, padded with zeros to whole blocks."""
     if codes.dtype == torch.uint8:
         codes = F.pad(codes, (0, -codes.shape[-1] % BLOCK)).flatten().view(torch.int32).view(len(codes), -1)
     words = F.pad(codes, (0, -codes.shape[-1] % (BLOCK // 4)))
-    return words[..., ::2] | words[..., 1::2] << 4 if bits == 4 else words
+    if bits == 8:
+        return words
+    low = (words & 0x0F0F0F0F).unflatten(-1, (-1, BLOCK // 4))
+    units, more = [low[..., ::2] | low[..., 1::2] << 4], bits - 4
+    if more:
+        high = (words >> 4 & (2**more - 1) * 0x01010101).unflatten(-1, (-1, 2 * more, 8 // more))
+        shifts = torch.arange(0, 8, more, dtype=torch.int32, device=words.device)
+        units.append((high << shifts).sum(-1, dtype=torch.int32))
+    return torch.cat(units, -1).flatten(-2)
+
+
+def unpacked(units: Tensor, bits: int) -> Tensor:
+    """What was `packed`, a byte each: uint8 (R, C of whole blocks)."""
+    if bits == 8:
+        return units.contiguous().view(torch.uint8)
+    blocks = units.unflatten(-1, (-1, 2 * bits))
+    low, more = blocks[..., :8], bits - 4
+    words = torch.stack((low & 0x0F0F0F0F, low >> 4 & 0x0F0F0F0F), -1).flatten(-2)
+    if more:
+        shifts = torch.arange(0, 8, more, dtype=torch.int32, device=units.device)
+        high = blocks[..., 8:, None] >> shifts & (2**more - 1) * 0x01010101
+        words = words | high.flatten(-2) << 4
+    return words.flatten(-2).contiguous().view(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -112,14 +144,15 @@ class Codes:
         x = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, 32))
         scale = (x.abs().amax(2).clamp_(1e-5, 8e6) / 127).half()
         codes = (x / scale[..., None].float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
-        words = pair(scale, torch.full_like(scale, 128, dtype=torch.int16))[:, : -(-weight.shape[1] // 32)]
-        return cls(Form.HALF_ZERO, 8, weight.shape[1], 32, packed(codes.flatten(1), 8), words)
+        return cls(Form.HALVES, 8, weight.shape[1], BLOCK, packed(codes.flatten(1), 8), halves(scale))
 
     def groups(self) -> tuple[Tensor, Tensor | int, Tensor | None]:
-        """Scales of groups (R, G), zeros, and least weights: of `span` columns, or of 32 (SUPER) or 16."""
+        """Scales of groups (R, G), zeros, and least weights: of `span` columns, or of 32 or 16."""
         words = self.words.contiguous()
         if self.form in (Form.FLOAT_ZERO, Form.FP8):
             return words.view(torch.float32), 128 if self.form == Form.FLOAT_ZERO else 0, None
+        if self.form == Form.HALVES:
+            return words.view(torch.float16).float(), 2 ** (self.bits - 1), None
         if self.coarse is None:
             kind = torch.float16 if self.form in (Form.HALF_ZERO, Form.HALF_LEAST) else torch.bfloat16
             low, high = words.view(kind).unflatten(-1, (-1, 2)).unbind(-1)
@@ -128,19 +161,17 @@ class Codes:
             return low.float(), high.contiguous().view(torch.int16).float()[..., None], None
         coarse = self.coarse.contiguous().view(torch.float16).unflatten(-1, (-1, 2)).float()
         if self.form == Form.SIXTEENTHS:
-            return (words.view(torch.int8).unflatten(-1, (-1, 16)) * coarse[..., :1]).flatten(-2), 32, None
+            fine = words.view(torch.int8).unflatten(-1, (-1, 16)) * coarse[..., :1]
+            return fine.flatten(-2), 2 ** (self.bits - 1), None
         fine = words.view(torch.uint8).unflatten(-1, (-1, 8, 2)) * coarse[..., None, :]
         return fine[..., 0].flatten(-2), 0, -fine[..., 1].flatten(-2)
 
     def numbers(self) -> Tensor:
         """The weights (R, columns) in float32."""
-        codes = self.codes.contiguous().view(torch.uint8)
-        if self.bits == 4:
-            halves = codes.unflatten(-1, (-1, 4))
-            codes = torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
+        codes = unpacked(self.codes, self.bits)
         x = (codes.view(torch.float8_e4m3fn) if self.form == Form.FP8 else codes).float()
         scale, zero, least = self.groups()
-        width = {Form.SUPER: 32, Form.SIXTEENTHS: 16}.get(self.form, self.span)
+        width = {Form.SUPER: 32, Form.HALVES: 32, Form.SIXTEENTHS: 16}.get(self.form, self.span)
         x = F.pad(x, (0, width * scale.shape[-1] - x.shape[-1])).unflatten(-1, (-1, width))
         x = (x - zero) * scale[..., None]
         x = x if least is None else x + least[..., None]

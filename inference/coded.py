@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from generation.codes import CodedEmbedding, CodedLinear, Codes
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
 from messages import counted
-from models.checkpoints.files import Opened, naming
-from models.checkpoints.gguf import read_header
+from models.checkpoints.files import Opened
 from models.checkpoints.quantized import settings_of
 from models.checkpoints.sources import GgufFiles
 from models.checkpoints.weights import FLOATS, trim
@@ -38,9 +37,8 @@ def quantized_as(opened: Opened) -> tuple[str, ...]:
     if not isinstance(opened.files, GgufFiles):
         return (str(settings_of(opened.config).get("quant_method")),)
     sizes: Counter[str] = Counter()
-    with naming(opened.source):
-        for place in read_header(opened.files.headers[0]).tensors.values():
-            sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
+    for place in opened.files.tensors[0].values():
+        sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
     return tuple(kind for kind, size in sizes.most_common() if size)
 
 

@@ -451,7 +451,8 @@ class KeptWeights:
                 kind = PanelLinear if isinstance(module, nn.Linear) else PanelEmbedding
                 above, _, own = path.rpartition(".")
                 first = names[0].rpartition(".")[0]
-                parts = {part: self.tensors.get(f"{first}.{part}") for part in ("scale", "sum", "bias")}
+                others = ("scale", "sum", "bias", "words")
+                parts = {part: self.tensors.get(f"{first}.{part}") for part in others}
                 made = kind.of(tuple(module.weight.shape), weight=kept, **parts)
                 setattr(model.get_submodule(above), own, made)
             elif not isinstance(module, PanelWeight):  # else a bias, which came with its matrix

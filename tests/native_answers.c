@@ -21,12 +21,13 @@ static Matrix matrix(int64_t rows, int64_t columns) {
     int64_t padded = round_up(rows, PANEL);
     float *weight = numbers(rows * columns, 0.4f, 0), *scale = calloc(padded, sizeof(float));
     uint32_t *panels = aligned_alloc(64, padded * units_of(columns) * 4);
+    uint32_t *words = calloc(padded * (columns / 64 + 1), 4);
     int32_t *sum = calloc(padded, 4);
     Pass pass = {.threads = 2, .stake = 1};
 #if WEIGHT_BITS == 4
     float importance[columns + 64];
     for (int64_t i = 0; i < columns + 64; i++) importance[i] = 0.5f + i % 5 / 4.0f;
-    ocelli_quantize(weight, importance, rows, columns, panels, scale, &pass);
+    ocelli_quantize(weight, importance, rows, columns, panels, words, scale, &pass);
 #elif WEIGHT_BITS == 8
     int8_t *codes = malloc(rows * columns);
     for (int64_t r = 0; r < rows; r++) {
@@ -41,7 +42,7 @@ static Matrix matrix(int64_t rows, int64_t columns) {
 #else
     ocelli_pack((char *)weight, rows, columns, panels, &pass);
 #endif
-    return (Matrix){panels, scale, sum, numbers(rows, 0.1f, 0), rows, columns};
+    return (Matrix){panels, scale, sum, numbers(rows, 0.1f, 0), rows, columns, words, .form = 10, .bits = 4, .span = 64};
 }
 
 int main(void) {

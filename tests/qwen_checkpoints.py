@@ -74,8 +74,8 @@ def image_settings(kind: str, most: int = 100_000) -> dict[str, Any]:
     }
 
 
-def hf_config(kind: str, seed: int = 0):
-    """A small config, as its seed has it; tests of many take many seeds."""
+def hf_config(kind: str, seed: int = 0, more: dict | None = None):
+    """A small config, as its seed has it; tests of many take many seeds. `more`: keys of Qwen3.5's text."""
     draw, words = random.Random(seed), tokenizer()
     head_dim = draw.choice([16, 32])
     of_axis = head_dim // 6
@@ -110,14 +110,16 @@ def hf_config(kind: str, seed: int = 0):
         # A head's result may be near 0, and the norm after it must not blow up what rounding made of it.
         text |= {"linear_conv_kernel_dim": draw.choice([2, 4]), "rms_norm_eps": 1e-3}
         vision |= {"num_position_embeddings": 64}
+        text |= more or {}
+        vision["out_hidden_size"] = text["hidden_size"]
         return Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids)
     vision |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
 
 
-def save_hf(kind: str, folder: Path, seed: int = 0, **saving) -> nn.Module:
+def save_hf(kind: str, folder: Path, seed: int = 0, more: dict | None = None, **saving) -> nn.Module:
     """transformers' model, saved with its tokenizer, template and image settings."""
-    model = CLASSES[kind](hf_config(kind, seed)).eval()
+    model = CLASSES[kind](hf_config(kind, seed, more)).eval()
     randomize(model, seed=seed)
     for module in model.modules():
         if isinstance(module, Qwen3_5RMSNorm):  # which is around 0

@@ -38,6 +38,7 @@ TEXTS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
 }
+LLAMA = {"model_type": "llama", "tie_word_embeddings": False}
 # The layers of InternVL3.5 1B, 2B and 4B: width, inner width, layers, heads; 8 key heads of 128 everywhere.
 PUBLISHED = {"1B": (1024, 3072, 28, 16), "2B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
 SIZES = ((30, 30), (90, 50), (40, 120))  # one tile, 2 x 4 and the image, 3 x 1 and the image
@@ -59,15 +60,16 @@ def tokenizer():
 
 def hf_config(kind: str, **vision) -> InternVLConfig:
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    own = TEXTS.get(kind, LLAMA)
     text = {"hidden_size": 48, "intermediate_size": 80, "vocab_size": VOCAB, "eos_token_id": None}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
     seen = {"hidden_size": 32, "intermediate_size": 56, "attention_bias": True}
     seen |= {"image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
     return InternVLConfig(
-        text_config=layers | text | TEXTS[kind],
+        text_config=layers | text | own,
         vision_config=layers | seen | vision,
         image_token_id=tokenizer().convert_tokens_to_ids(internvl.IMAGE),
-        tie_word_embeddings=TEXTS[kind]["tie_word_embeddings"],
+        tie_word_embeddings=own["tie_word_embeddings"],
     )
 
 

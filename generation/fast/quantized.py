@@ -4,8 +4,8 @@ float32; int8 and four bits on CUDA, multiplied in bfloat16.
     pack(model, "int8")                             # in place: linear layers and embeddings
     replace_layers(model, make)                     # with layers of another kind
 
-Of four bits a row holds what `native/groups.h` describes, as 32-bit integers: the codes of all blocks of 64
-columns, 8 units each, then of each block the unit with scales and zeros of its two groups, then zeros up to
+Of four bits a row holds what `native/codes.h` describes, as 32-bit integers: the codes of all blocks of 64
+columns, 8 units each, then of each block the word with scales and zeros of its two groups, then zeros up to
 a multiple of 16 bytes. `native/panels.py` makes them of what C has rounded (`to_rows`).
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
@@ -44,12 +44,6 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
-def rows_of_units(blocks: Tensor) -> Tensor:
-    """(R, blocks, 9) units as `native/groups.h` has them -> rows (R, units)."""
-    rows = torch.cat((blocks[..., 1:].flatten(1), blocks[..., 0]), 1)
-    return F.pad(rows, (0, -rows.shape[1] % 4))
-
-
 def widened(weight: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """The weights (…, columns) of stored rows, without the scales of rows; of four bits what they stand for,
     rounded to `dtype` once."""
@@ -73,7 +67,7 @@ def rounded_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
         return 4 * math.prod(shape)
     rows, columns = shape
     if has_four_bits(precision, name):
-        return rows * (-(-columns // 64) * 36 + 4)  # see native/groups.h; a scale
+        return rows * (-(-columns // 64) * 36 + 4)  # see native/codes.h; a scale
     return rows * (-(-columns // 4) * 4 + 8)  # a scale, and a sum
 
 

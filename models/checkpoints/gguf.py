@@ -18,12 +18,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 SUFFIX = ".gguf"
 _FEW = 16  # numbers of a list
+_PIECE = 2**20  # bytes that are read at once
 # Types of metadata: as struct has them; a text and a list besides.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
 # Of several files the first of these is taken: what most people have, and a tower as exact as it can be.
 _TEXTS, _TOWERS = ("Q4_K_M", "Q8_0"), ("F16", "BF16", "F32", "Q8_0")
-_PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE | re.DOTALL)
+_PRECISION = re.compile(
+    r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?(?:-\d{5}-of-\d{5})?", re.IGNORECASE | re.DOTALL
+)
+_BESIDE = re.compile(r"(.*/)?mtp-.*|.*imatrix.*", re.DOTALL)  # what drafts further tokens, or weighs weights
 
 
 class Place(NamedTuple):
@@ -45,7 +49,7 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
     """Of files with these names, the text part (`text`, or that of the quantization `wanted`, or Q4_K_M, else
     Q8_0, else the first) and the tower that goes with it: of the most similar name, F16 before others.
     ValueError where one is missing."""
-    known = sorted(name for name in names if name.endswith(SUFFIX))
+    known = sorted(name for name in names if name.endswith(SUFFIX) and not _BESIDE.fullmatch(name))
     towers = [name for name in known if "mmproj" in name.lower()]
     texts = [name for name in ([text] if text else known) if name not in towers]
     kinds = {name: _parts(name)[1] for name in texts}
@@ -76,39 +80,49 @@ def _rank(name: str, order: tuple[str, ...]) -> int:
 
 
 class _Reader:
-    """Reads a header. No more is asked of the file than it has left."""
+    """Reads a header, a piece of the file at a time. No more is asked of the file than it has."""
 
     def __init__(self, file: BinaryIO, size: int):
-        self.file, self.left = file, size
+        self.file, self.size, self.data, self.at = file, size, bytearray(), 0
 
-    def take(self, count: int) -> bytes:
-        self.left -= count
-        raw = self.file.read(count) if self.left >= 0 else b""
-        if len(raw) != count:
-            raise ValueError("the file ends within its header: it was cut short; download it again")
-        return raw
+    def reach(self, end: int) -> None:
+        if end > len(self.data):
+            if end <= self.size:
+                self.data += self.file.read(max(_PIECE, end - len(self.data)))
+            if end > len(self.data):
+                raise ValueError("the file ends within its header: it was cut short; download it again")
 
-    def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+    def take(self, code: str) -> tuple[Any, ...]:
+        begin = self.at
+        self.at += struct.calcsize(f"<{code}")
+        self.reach(self.at)
+        return struct.unpack_from(f"<{code}", self.data, begin)
 
-    def text(self) -> str:
-        return self.take(self.number("Q")).decode("utf-8")  # else a UnicodeDecodeError, which is a ValueError
+    def texts(self, count: int) -> list[str]:
+        found, data, at, length = [], self.data, self.at, struct.Struct("<Q").unpack_from
+        for _ in range(count):  # there are half a million in a vocabulary
+            if (begin := at + 8) > len(data):
+                self.reach(begin)
+            if (at := begin + length(data, at)[0]) > len(data):
+                self.reach(at)
+            found.append(data[begin:at].decode())  # else a UnicodeDecodeError, which is a ValueError
+        self.at = at
+        return found
 
     def value(self, name: str) -> Any:
-        kind = self.number("I")
-        if kind != _LIST:
-            return self._of(kind, 1, name)[0]
-        kind = self.number("I")
-        return self._of(kind, self.number("Q"), name)
-
-    def _of(self, kind: int, count: int, name: str) -> list[Any]:
+        (kind,), count = self.take("I"), 1
+        if whole := kind == _LIST:
+            kind, count = self.take("IQ")
+        values: list[Any]
         if kind == _TEXT:
-            return [self.text() for _ in range(count)]
-        if (code := _NUMBERS.get(kind)) is None:
+            values = self.texts(count)
+        elif code := _NUMBERS.get(kind):
+            values = list(self.take(f"{count}{code}"))
+            # One by one only for a few, such as an image's mean: a vocabulary's scores are as they are.
+            values = [_shortest(one) for one in values] if code == "f" and count <= _FEW else values
+        else:
             raise ValueError(f"{name}: expected numbers, texts or a list of them, got type {kind}")
-        values = struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code)))
-        # One by one only for a few, such as an image's mean: a vocabulary's scores are as they are.
-        return [_shortest(one) for one in values] if code == "f" and count <= _FEW else list(values)
+        return values if whole else values[0]
 
 
 def _shortest(value: float) -> float:
@@ -128,25 +142,25 @@ def read_header(path: Path) -> Header:
 def header_of(file: BinaryIO, size: int, path: Path) -> Header:
     """See `read_header`: of a file of so many bytes, of which only the header is read."""
     reader = _Reader(file, size)
-    if (magic := reader.take(4)) != b"GGUF":
+    if (magic := reader.take("4s")[0]) != b"GGUF":
         raise ValueError(f"not a GGUF file: expected it to begin with GGUF, got {magic!r}")
-    if (version := reader.number("I")) not in (2, 3):
+    if (version := reader.take("I")[0]) not in (2, 3):
         raise ValueError(f"expected version 2 or 3 of GGUF, little-endian, got {version}")
-    tensor_count, value_count = reader.number("Q"), reader.number("Q")
+    tensor_count, value_count = reader.take("QQ")
     metadata: dict[str, Any] = {}
     for _ in range(value_count):
-        name = reader.text()
+        (name,) = reader.texts(1)
         metadata[name] = reader.value(name)
     tensors: dict[str, Place] = {}
     for _ in range(tensor_count):
-        name, rank = reader.text(), reader.number("I")
-        shape = tuple(reversed([reader.number("Q") for _ in range(rank)]))  # ours begin with rows
-        kind, offset = reader.number("I"), reader.number("Q")
+        (name,), (rank,) = reader.texts(1), reader.take("I")
+        *shape, kind, offset = reader.take(f"{rank}QIQ")
         if (known := _types().get(kind)) is None:
             raise ValueError(f"tensor {name}: type {kind} is not known")
         label, block, of_block = known
-        tensors[name] = Place(label, shape, offset, offset + math.prod(shape) // block * of_block)
-    begin = size - reader.left
+        end = offset + math.prod(shape) // block * of_block
+        tensors[name] = Place(label, tuple(reversed(shape)), offset, end)  # ours begin with rows
+    begin = reader.at
     begin += -begin % metadata.get("general.alignment", 32)
     if tensors and (end := begin + max(place.end for place in tensors.values())) > size:
         raise ValueError(f"its tensors end at byte {end} of {size}: it was cut short; download it again")
@@ -155,6 +169,15 @@ def header_of(file: BinaryIO, size: int, path: Path) -> Header:
         for name, place in tensors.items()
     }
     return Header(path, metadata, moved)
+
+
+def stored_numbers(header: Header, name: str) -> list[float]:
+    """A small tensor of float32: [] where a file has none, zeros where only the file's header is here."""
+    place = header.tensors.get(name, Place("", (), 0, 0))
+    with header.path.open("rb") as file:
+        file.seek(place.begin)
+        raw = file.read(place.end - place.begin)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
 @cache

@@ -7,12 +7,12 @@ one is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from models.checkpoints import gguf_tokenizer
-from models.checkpoints.gguf import Header, Place
+from models.checkpoints.gguf import Header, Place, stored_numbers
 
 # llama.cpp's key of a text part, after its architecture -> that of a text_config.
 _TEXT = {
@@ -47,6 +47,18 @@ class Tower(NamedTuple):
         return {name: self.said[key] for key, name in keys.items() if key in self.said}
 
 
+class Join(NamedTuple):
+    """The function that makes a tensor of llama.cpp's, and ends of further tensors that it takes. run: where
+    it only puts numbers in another order, the columns that it leaves side by side, 0 for whole rows."""
+
+    make: Callable[..., Any]
+    others: tuple[str, ...] = ()
+    run: int | None = None
+
+
+COLOURS_LAST = Join(lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1))  # (D, C, P, P) -> (D, P · P · C)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A family's models in GGUF files."""
@@ -57,26 +69,29 @@ class Layout:
     read: Callable[[Tower], tuple[dict[str, Any], dict[str, Any]]]
     # Makes keys of a text_config of those read so far and of the text part's.
     read_text: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda config, said: {}
+    keys: Mapping[str, str] = field(default_factory=dict)  # of a text part, as in `_TEXT`
     # For a config, beginnings of our tensors' names -> theirs, where `gguf_weights` has others.
     fronts: Callable[[Any], Mapping[str, str]] = lambda config: {}
     # For the tower or the text part, what then stands in our names -> in theirs.
     inside: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Ends of our names -> the function that makes such a tensor, and ends of further tensors that it takes.
-    joins: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = field(default_factory=dict)
+    # For a config, ends of our names -> how such tensors are made.
+    joins: Callable[[Any], Mapping[str, Join]] = lambda config: {}
+    ends: tuple[str, ...] = ()  # tokens that end an answer, whatever a file says
 
 
-def hub_files(text: Header, vision: Header, layouts: Mapping[str, Layout]) -> dict[str, Any]:
+def hub_files(text: Header, vision: Header, layouts: Iterable[tuple[str, Layout]]) -> dict[str, Any]:
     """The files of a checkpoint folder by name, JSON or text, but for its weights. `layouts` are those of all
-    families, by the projector that their models have."""
+    families, each after the projector that its models have."""
     said = {name.removeprefix(_CLIP): value for name, value in vision.metadata.items()}
     kind = said.get("clip.projector_type") or said.get("projector_type")
-    if (layout := layouts.get(str(kind))) is None:
-        expected = f"expected {', '.join(layouts)}, got {kind!r}"
+    if not (fitting := [layout for name, layout in layouts if name == kind]):
+        expected = f"expected {', '.join(dict(layouts))}, got {kind!r}"
         raise ValueError(f"{vision.path}: the projector is not supported: {expected}")
     architecture = str(text.metadata.get("general.architecture"))
-    if architecture not in layout.texts:
-        of = f"a text part of {architecture} and a tower of {layout.model_type} ({vision.path})"
-        raise ValueError(f"expected a text part of {' or '.join(layout.texts)}, got {of}")
+    known = {name: one for one in fitting for name in one.texts}
+    if (layout := known.get(architecture)) is None:
+        of = f"a text part of {architecture} and a tower of {fitting[0].model_type} ({vision.path})"
+        raise ValueError(f"expected a text part of {' or '.join(known)}, got {of}")
     files, ids = gguf_tokenizer.read(text.metadata)
     config, images = layout.read(Tower(said, vision.tensors, ids))
     config |= {"model_type": layout.model_type, "text_config": _read_text(text, architecture, layout)}
@@ -102,22 +117,22 @@ def _read_text(text: Header, architecture: str, layout: Layout) -> dict[str, Any
     said = {name.removeprefix(front): value for name, value in text.metadata.items()}
     if said.get("split.count", 1) not in (0, 1):
         raise ValueError(f"{text.path} is one of several parts: expected one file (llama-gguf-split --merge)")
-    config = {name: said[key] for key, name in _TEXT.items() if key in said}
+    config = {name: said[key] for key, name in (_TEXT | {**layout.keys}).items() if key in said}
+    config["num_hidden_layers"] -= said.get("nextn_predict_layers", 0)  # which draft further tokens
     config |= {"model_type": layout.texts[architecture], "vocab_size": rows(tensors, "token_embd.weight")}
     heads = config["num_attention_heads"]
     config.setdefault("num_key_value_heads", heads)
     config.setdefault("head_dim", config["hidden_size"] // heads)
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
-    rope = {"rope_type": said.get("rope.scaling.type", "none")}
-    if rope["rope_type"] == "linear":
-        rope["factor"] = said.get("rope.scaling.factor")
-    elif rope["rope_type"] != "none" or "rope_freqs.weight" in tensors:
+    if (scaling := said.get("rope.scaling.type", "none")) not in ("none", "linear"):
         raise ValueError(f"{text.path}: its rotary scaling is not supported, expected none or linear")
-    else:
-        rope["rope_type"] = "default"
-    if said.get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
-        raise ValueError(f"{text.path}: rotary places of a part of a head are not supported")
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling == "linear":
+        rope = {"rope_type": "linear", "factor": said.get("rope.scaling.factor")}
+    rope["partial_rotary_factor"] = said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     if isinstance(sections := said.get("rope.dimension_sections"), list):
         rope["mrope_section"] = sections[:3]
-    config |= layout.read_text(config, said)
-    return config | {"rope_parameters": rope | {"rope_theta": config.get("rope_theta", 10_000.0)}}
+    config["rope_parameters"] = rope | {"rope_theta": config.get("rope_theta", 10_000.0)}
+    said["rope_freqs"] = stored_numbers(text, "rope_freqs.weight")
+    config["eos_token_id"] = [at for at, one in enumerate(said[gguf_tokenizer.TOKENS]) if one in layout.ends]
+    return config | layout.read_text(config, said)

@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 
 from models.checkpoints.files import CheckpointError, Files, naming, state_of
-from models.checkpoints.gguf import choose, read_header
+from models.checkpoints.gguf import Place, choose, read_header
 from models.checkpoints.gguf_config import hub_files
 
 
 class GgufFiles:
     """A text part and its tower, `gguf`. Config, tokenizer and image settings are made of their metadata, in
-    a temporary folder that this process has. headers: the files, or as much of them as is fetched."""
+    a temporary folder that this process has. headers: the files, or as much of them as is fetched; tensors:
+    the places of theirs."""
 
     def __init__(
         self, files: Files, source: str | Path, names: Iterable[str], wanted: str = "", text: str = ""
@@ -27,7 +28,8 @@ class GgufFiles:
         self._files = files
         self.headers = tuple(self._there(name, files.header(name)) for name in self.gguf)
         resolved = [path.resolve() for path in self.headers]
-        self._folder = Path(_translated(*map(state_of, resolved)).name)
+        folder, self.tensors = _translated(*map(state_of, resolved))
+        self._folder = Path(folder.name)
         self.name, self.source, self.commit = str(resolved[0]), str(source), files.commit
 
     def _there(self, name: str, path: Path | None) -> Path:
@@ -51,11 +53,13 @@ class GgufFiles:
 
 
 @cache  # the folder is there as long as the process
-def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.TemporaryDirectory:
-    """A folder in the Hub's layout of the GGUF files that have these states."""
+def _translated(
+    *parts: tuple[str, int, int, int, int, int],
+) -> tuple[tempfile.TemporaryDirectory, list[dict[str, Place]]]:
+    """A folder in the Hub's layout of the GGUF files that have these states, and the tensors of each."""
     from families import FAMILIES  # imports torch, which takes seconds
 
-    layouts = {kind: layout for family in FAMILIES.values() for kind, layout in family.GGUF.items()}
+    layouts = [named for family in FAMILIES.values() for named in family.GGUF.items()]
     headers = []
     for place, *_ in parts:
         with naming(place):
@@ -66,4 +70,4 @@ def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.Tempora
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)
         (Path(folder.name) / name).write_text(written, encoding="utf-8")
-    return folder
+    return folder, [header.tensors for header in headers]

@@ -7,6 +7,7 @@ spells it out. Mistakes are ValueErrors.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _CONTROL, _USER_DEFINED, _NORMAL, _UNUSED = 3, 4, 1, 5  # types of tokens
@@ -14,13 +15,17 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 TEMPLATE, TOKENS, SPEC = "tokenizer.chat_template", "tokenizer.ggml.tokens", "tokenizer.huggingface.json"
 
 
+_BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
 class _Words(NamedTuple):
     """The parts of a tokenizer.json that cut text into words."""
 
     pre_tokenizer: dict[str, Any]
     normalizer: dict[str, Any] | None = None
-    ignore_merges: bool = False
+    model: Mapping[str, Any] = MappingProxyType({})  # what its BPE has besides tokens and merges
     add_bos: bool = False  # where a file does not say
+    decoder: Mapping[str, Any] = _BYTES
 
 
 def _sequence(*parts: dict[str, Any], use_regex: bool) -> dict[str, Any]:
@@ -28,35 +33,46 @@ def _sequence(*parts: dict[str, Any], use_regex: bool) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [*parts, bytes_]} if parts else bytes_
 
 
-def _split(digits: str) -> dict[str, Any]:
+def _split(digits: str, letters: str = r"\p{L}") -> dict[str, Any]:
     """The rule of GPT-4's tokenizer and its successors, with so many digits in a word."""
     pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[" + letters + "]+|" + digits
+        + r"| ?[^\s" + letters + r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )  # fmt: skip
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return _sequence(split, use_regex=False)
 
 
 _DIGITS = _sequence({"type": "Digits", "individual_digits": True}, use_regex=True)
-_LLAMA3 = _Words(_split(r"\p{N}{1,3}"), None, True, True)
+_LLAMA3 = _Words(_split(r"\p{N}{1,3}"), None, {"ignore_merges": True}, True)
 # By its name in llama.cpp.
 WORDS = {
     "smollm": _Words(_DIGITS),
     "refact": _Words(_DIGITS),
     "qwen2": _Words(_split(r"\p{N}"), {"type": "NFC"}),
+    "qwen35": _Words(_split(r"\p{N}", r"\p{L}\p{M}"), {"type": "NFC"}),
     "llama-bpe": _LLAMA3,
     "lfm2": _LLAMA3,
     "gpt-2": _Words(_sequence(use_regex=True)),
-}
+    "gemma4": _Words(
+        {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"},
+        True,
+        {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]},
+    ),
+}  # fmt: skip
 
 
 def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """(files of the Hub by name: JSON, or text; the ids of added tokens)."""
-
-    if (model := metadata.get("tokenizer.ggml.model")) != "gpt2":
-        raise ValueError(f"tokenizer.ggml.model: expected gpt2, a byte-level BPE, got {model!r}")
-    if (words := WORDS.get(pre := str(metadata.get("tokenizer.ggml.pre")))) is None:
+    if (model := metadata.get("tokenizer.ggml.model")) not in ("gpt2", "gemma4"):
+        raise ValueError(f"tokenizer.ggml.model: expected gpt2, a byte-level BPE, or gemma4, got {model!r}")
+    pre = model if model == "gemma4" else str(metadata.get("tokenizer.ggml.pre"))
+    if (words := WORDS.get(pre)) is None:
         raise ValueError(f"tokenizer.ggml.pre: expected {', '.join(WORDS)}, got {pre!r}")
     tokens = metadata[TOKENS]
     kinds = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
@@ -87,8 +103,8 @@ def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
         "normalizer": words.normalizer,
         "pre_tokenizer": words.pre_tokenizer,
         "post_processor": post,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": words.ignore_merges},
+        "decoder": words.decoder,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, **words.model},
     }
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     files = {"tokenizer.json": metadata.get(SPEC, spec), "tokenizer_config.json": described}

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from families import family_of
-from generation.codes import Codes
+from generation.codes import BLOCK, Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
-from models.checkpoints.gguf_config import Layout
+from models.checkpoints.gguf_config import Join, Layout
+from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, joined
 from models.checkpoints.weights import FLOATS, Entry, memory_of, rename
 
@@ -31,46 +32,43 @@ class BlockEntry(Entry):
     """A tensor of numbers or of quantized blocks."""
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        """Rows part/parts (R, C); blocks are opened some at a time."""
+        """Rows part/parts (R, C)."""
         if self.dtype in FLOATS:
             return super().read(dtype, part, parts)
-        rows = math.prod(self.shape[:-1]) // parts
-        of_row = self.num_bytes // parts // rows
-        tensor = torch.empty(rows, self.shape[-1], dtype=dtype or torch.float32)
-        step = max(1, _OPENED // of_row)
-        with self.path.open("rb") as file:
-            file.seek(self.begin + part * rows * of_row)
-            for first in range(0, rows, step):
-                raw = np.fromfile(file, np.uint8, wanted := min(step, rows - first) * of_row)
-                if raw.size < wanted:
-                    raise self.shorter()
-                with naming(self.path), np.errstate(all="ignore"):  # of damaged scales
-                    opened = gguf.dequantized(raw.reshape(-1, of_row), self.dtype)
-                tensor[first : first + step] = torch.from_numpy(opened)
+        tensor = torch.empty(
+            math.prod(self.shape[:-1]) // parts, self.shape[-1], dtype=dtype or torch.float32
+        )
+        for first, raw in self._rows(part, parts):
+            with naming(self.path), np.errstate(all="ignore"):  # of damaged scales
+                opened = gguf.dequantized(raw.numpy(), self.dtype)
+            tensor[first : first + len(raw)] = torch.from_numpy(opened)
         return tensor
 
     def codes(self, part: int, parts: int) -> Codes | None:
-        rows = math.prod(self.shape[:-1]) // parts
         if len(self.shape) != 2 or self.dtype not in BLOCKS:
             return None
+        made = [codes_of_blocks(raw, self.dtype) for _, raw in self._rows(part, parts)]
+        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
+
+    def _rows(self, part: int, parts: int) -> Iterator[tuple[int, Tensor]]:
+        """Rows part/parts, some at a time: where they begin, and their bytes (R, B)."""
+        rows = math.prod(self.shape[:-1]) // parts
         of_row = self.num_bytes // parts // rows
-        made, step = [], max(1, _OPENED // of_row)
         with self.path.open("rb") as file:
             file.seek(self.begin + part * rows * of_row)
+            step = max(1, _OPENED // of_row)
             for first in range(0, rows, step):
                 raw = torch.empty(min(step, rows - first), of_row, dtype=torch.uint8)
                 if file.readinto(memory_of(raw)) != raw.numel():
                     raise self.shorter()
-                made.append(codes_of_blocks(raw, self.dtype))
-        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
+                yield first, raw
 
 
 def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     """Every tensor of these files. One that has no place in the Hub's layout keeps its own name."""
     stored: dict[str, Entry] = {}
-    for path in paths:
-        with naming(path):
-            tensors = gguf.read_header(path).tensors
+    assert isinstance(opened.files, GgufFiles)
+    for path, tensors in zip(paths, opened.files.tensors):
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
     kind, family = opened.config["model_type"], family_of(opened.config)
     assert family is not None, "GGUF files are translated by a family"
@@ -80,10 +78,13 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     layout = next(layout for layout in family.GGUF.values() if layout.model_type == kind)
     llama = opened.config["text_config"]["model_type"] == "llama"
-    for name, how in arranged(family, layout, config, llama).items():
-        if all(one in stored for one in how.names):
-            pieces = tuple(stored.pop(one) for one in how.names)
-            entries[name] = pieces[0] if how.join is None else joined(how.join, *pieces, by_rows=how.by_rows)
+    for name, (names, how) in arranged(family, layout, config, llama).items():
+        if all(one in stored for one in names):
+            entries[name], *others = (stored.pop(one) for one in names)
+            if how is not None:
+                whole = max(BLOCK, BLOCKS.get(entries[name].dtype, (0, 0))[1])  # columns that share a word
+                keeps = how.run is not None and how.run % whole == 0
+                entries[name] = joined(how.make, entries[name], *others, by_rows=keeps)
     return stored | entries
 
 
@@ -117,38 +118,31 @@ _INSIDE = {
 }  # fmt: skip
 
 
-class Arranged(NamedTuple):
-    """Tensors of GGUF files that are one of the Hub's, and the function that makes it of them; None: it is
-    the tensor of that name as it lies."""
-
-    names: tuple[str, ...]
-    join: Callable[..., Tensor] | None = None
-    by_rows: bool = False  # see `JoinedEntry`
-
-
-def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str, Arranged]:
-    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout. `llama`: its
-    text part is a Llama, of which llama.cpp rotates neighbours."""
+def arranged(
+    family: Any, layout: Layout, config: Any, llama: bool
+) -> dict[str, tuple[tuple[str, ...], Join | None]]:
+    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout: the tensors of
+    GGUF files that it is, and how it is made of them; None: it is the one of that name as it lies. `llama`:
+    the text part is a Llama, of which llama.cpp rotates neighbours."""
     with torch.device("meta"):
         modules = dict(zip(("vision_model", "projector", "language_model"), family.build(config)))
-    own, place = layout.fronts(config), family.tensor_map((), config)
+    own, place, joins = layout.fronts(config), family.tensor_map((), config), layout.joins(config)
     fronts = {**own, **_FRONTS, **own}  # its own come first
     heads = {"q": config.text.num_attention_heads, "k": config.text.num_key_value_heads}
-    found: dict[str, Arranged] = {}
+    found: dict[str, tuple[tuple[str, ...], Join | None]] = {}
     for part, module in modules.items():
-        inside = {**_INSIDE, **layout.inside.get(part, {})}
+        of_part = layout.inside.get(part, {})
+        inside = {**of_part, **_INSIDE, **of_part}
         for name, _ in module.named_parameters(part, remove_duplicate=False):
             hubs, theirs = place(name).name, rename(name, fronts, inside)
-            names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
-            join = None if len(names) == 1 else lambda *rows: torch.cat(rows)  # of q, k and v, fused there
-            by_rows = True
-            for end, (more, others) in layout.joins.items():
+            names = dict.fromkeys((*(found[hubs][0] if hubs in found else ()), theirs))
+            how = None if len(names) == 1 else Join(lambda *rows: torch.cat(rows), run=0)  # q, k, v, fused
+            for end, join in joins.items():
                 if name.endswith(end):
-                    names, join = dict.fromkeys((theirs, *(theirs + other for other in others))), more
-                    by_rows = False
+                    names, how = dict.fromkeys((theirs, *(theirs + other for other in join.others))), join
             if llama and (of := re.search(r"^language_model.*\.([qk])_proj\.", name)):
-                join = partial(_halves, heads=heads[of[1]])
-            found[hubs] = Arranged((*names,), join, by_rows)
+                how = Join(partial(_halves, heads=heads[of[1]]), run=0)
+            found[hubs] = (*names,), how
     return found
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from families.keys import quantization, section
-from generation.codes import PARTIAL_FLOATS, Codes, Form, packed, pair
+from generation.codes import PARTIAL_FLOATS, Codes, Form, halves, packed, pair
 from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
@@ -40,7 +40,7 @@ class JoinedEntry(Entry):
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
         pieces = (piece.read(dtype, 0, 1).view(piece.shape).to(dtype) for piece in self.pieces)
-        return self.join(*pieces).chunk(parts)[part].contiguous()
+        return torch.atleast_1d(self.join(*pieces)).chunk(parts)[part].contiguous()
 
     def codes(self, part: int, parts: int) -> Codes | None:
         pieces = [codes for piece in self.pieces if self.by_rows and (codes := piece.codes(0, 1))]
@@ -81,16 +81,10 @@ def _spread(words: Tensor, bits: int) -> Tensor:
     return torch.cat([words >> at & (2**bits - 1) * _ONES for at in range(0, 8, bits)], -1)
 
 
-def _with_zero(scale: Tensor, zero: int) -> Tensor:
-    return pair(scale, torch.full_like(scale, zero, dtype=torch.int16))
-
-
 def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     """Blocks of a scale, a least weight (where no zero is given), fifth bits of all, and codes."""
     at = 2 if zero else 4
-    words = (
-        _with_zero(_typed(block, 0, 2, _HALF).flatten(1), zero) if zero else _typed(block, 0, 4).flatten(1)
-    )
+    words = halves(_typed(block, 0, 2, _HALF).flatten(1)) if zero else _typed(block, 0, 4).flatten(1)
     if bits == 8:
         codes = _typed(block, 2, 34) ^ -0x7F7F7F80  # the highest bit of each
     else:
@@ -98,9 +92,8 @@ def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     if bits == 5:  # a word has those of 32 columns, one after the other
         four = _typed(block, at, at + 4) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
         codes = codes | (four * 0x204081 & _ONES) << 4
-    bits = 4 if bits == 4 else 8
-    form = Form.HALF_ZERO if zero else Form.HALF_LEAST
-    return Codes(form, bits, columns, 32, packed(codes.flatten(1), bits), words)
+    form, span = (Form.HALVES, 64) if zero else (Form.HALF_LEAST, 32)
+    return Codes(form, bits, columns, span, packed(codes.flatten(1), bits), words)
 
 
 def _of_256(block: Tensor, columns: int) -> Codes:
@@ -111,7 +104,7 @@ def _of_256(block: Tensor, columns: int) -> Codes:
     words = torch.stack((scale, least), -1).flatten(1).view(torch.int32)
     codes, bits = _halves(_typed(block, block.shape[-1] - 128, block.shape[-1]), 8), 4
     if block.shape[-1] > 144:
-        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 8
+        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 5
     coarse = _typed(block, 0, 4).flatten(1)
     return Codes(Form.SUPER, bits, columns, 64, packed(codes.flatten(1), bits), words, coarse)
 
@@ -119,11 +112,9 @@ def _of_256(block: Tensor, columns: int) -> Codes:
 def _q6_k(block: Tensor, columns: int) -> Codes:
     high = _spread(_typed(block, 128, 192).unflatten(-1, (2, 8)), 2)
     codes = _halves(_typed(block, 0, 128), 16) | high.flatten(-2) << 4
-    words, coarse = (
-        _typed(block, 192, 208).flatten(1),
-        _with_zero(_typed(block, 208, 210, _HALF).flatten(1), 0),
-    )
-    return Codes(Form.SIXTEENTHS, 8, columns, 64, packed(codes.flatten(1), 8), words, coarse)
+    scale = _typed(block, 208, 210, _HALF).flatten(1)
+    words, coarse = _typed(block, 192, 208).flatten(1), pair(scale, torch.zeros_like(scale))
+    return Codes(Form.SIXTEENTHS, 6, columns, 64, packed(codes.flatten(1), 6), words, coarse)
 
 
 # Bytes and columns of a block, and its reader.
@@ -331,7 +322,7 @@ def kept_bytes(entry: Entry) -> int:
         size, width, _ = BLOCKS[entry.dtype]
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
-    groups = numbers // 32
+    groups = numbers // 64
     if isinstance(entry, CodedEntry) and "{}" in entry.scheme.label:  # of 4 or 8 bits
         bits, groups = entry.settings["bits"], math.prod(entry.parts[entry.scheme.parts[-1]].shape)
     return numbers * bits // 8 + 4 * groups

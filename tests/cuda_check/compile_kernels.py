@@ -25,7 +25,6 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from generation import kv_cache as kv
 from generation.fast.cuda import decoder
-from generation.fast.quantized import rows_of_units
 from models.config import TextConfig
 from models.language_model import LanguageModel
 
@@ -74,7 +73,7 @@ def make(config: TextConfig, weights: str) -> LanguageModel:
             if isinstance(part, torch.nn.Linear | torch.nn.Embedding):
                 height, width = part.weight.shape
                 if weights == "int4":
-                    width = rows_of_units(torch.empty(1, -(-width // 64), 9)).shape[1]
+                    width = -(-width // 64) * 9 + 3 & ~3  # see native/panels.py
                 del part.weight
                 part.register_buffer("weight", torch.empty(height, width, dtype=ROUNDED[weights]))
                 part.register_buffer("scale", torch.empty(height))

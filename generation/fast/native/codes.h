@@ -1,36 +1,68 @@
-/* Weights with the codes and the scales of quantized files (generation/codes.py): what their words mean, and the
- * kernels. They meet activations as groups.h has them.
+/* Weights that are small whole numbers, the codes, with scales of their groups (generation/codes.py), and the kernels that
+ * multiply them: those of quantized files as they are, and our own of four bits (quantize.h).
  *
- * A panel of codes has 8 units of four bits, or 16 of eight, for each block of 64 columns. Its words and coarse words
- * lie beside it, PANEL together, as many for each output as a row has. A part of a panel is opened first, whatever its
- * form is, and all rows of activations meet that: of each block PANEL scales of each group, then what code 0 stands
- * for in it, then 16 units of bytes, which are signed where the machine multiplies such. */
+ * A panel has 2 * bits units for each block of 64 columns. The first 8 have the lowest four bits of the codes: of four
+ * columns in the low halves of a unit's bytes, of the next four in the high halves. Of five bits two units follow, whose
+ * bytes have a bit of each of eight columns that are four apart; of six bits four units, with two bits of each of four. Codes
+ * of eight bits are 16 units of bytes. Words and coarse words lie beside the panels, PANEL together, as many for each output
+ * as a row has.
+ *
+ * Activations are bytes with one scale a group of 32. A block of them is 24 words: the two groups' scales; the scaled
+ * sums of both, then of each of the four sixteens; and 16 words of bytes. What is summed within a group is exact. */
 #pragma once
 
-enum form { HALF_ZERO = 1, HALF_LEAST, BF16_ZERO, BF16_LEAST, FLOAT_ZERO, SUPER, SIXTEENTHS, FP8 };
-#define OPENED 4 /* blocks that are opened at a time */
-#define MOST_OPENED (68 * PANEL) /* words of a block */
+#define GROUP 32
+#define OPENED 4          /* blocks whose groups are opened at a time */
+#define AHEAD (8 * PANEL) /* how far before their use codes are asked for: memory waits for nothing else then */
+enum form { HALF_ZERO = 1, HALF_LEAST, BF16_ZERO, BF16_LEAST, FLOAT_ZERO, SUPER, SIXTEENTHS, FP8, HALVES, EIGHTHS };
 
+/* DOT: the products of four codes of each lane with four bytes, and of four more with `next`, added to sums, which TOTAL
+ * makes integers. bits: of the codes. Those of eight bits are signed where the machine does not multiply others. */
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define SIGNED_CODES 0
-typedef vec byte_dots; /* of integers */
-#define ADD_BYTES(d, codes, in) (vec)_mm512_dpbusd_epi32((__m512i)(d), (__m512i)(codes), in)
+typedef vec dots; /* of integers: as __m512i, GCC 12 copies them at each step */
+typedef __m512i word;
+#define LOAD_WORD(x) _mm512_set1_epi32(*(const int *)(x))
+#define DOT(d, code, more, in, next, bits) (vec)_mm512_dpbusd_epi32( \
+    _mm512_dpbusd_epi32((__m512i)(d), (__m512i)(code), in), (__m512i)(more), next)
+#define TOTAL(d, bits) (ivec)(d)
 #elif defined(__AVX2__)
 #define SIGNED_CODES 1
-typedef __m256i byte_dots;
-#define ADD_BYTES(d, codes, in) _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_maddubs_epi16( \
-    _mm256_abs_epi8((__m256i)(codes)), _mm256_sign_epi8(in, (__m256i)(codes))), _mm256_set1_epi16(1)))
+typedef __m256i dots;
+typedef __m256i word;
+#define LOAD_WORD(x) _mm256_set1_epi32(*(const int *)(x))
+#define ONES _mm256_set1_epi16(1)
+#define TIMES(code, in) _mm256_maddubs_epi16((__m256i)(code), in) /* 2 * 2 * 63 * 127 < 2^15 */
+#define TIMES_SIGNED(code, in) \
+    _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)(code)), _mm256_sign_epi8(in, (__m256i)(code))), ONES)
+INLINE dots DOT(dots d, uvec code, uvec more, word in, word next, int bits) {
+    if (bits == 8) return _mm256_add_epi32(_mm256_add_epi32(d, TIMES_SIGNED(code, in)), TIMES_SIGNED(more, next));
+    if (bits == 4) /* sums of 16 bits: 8 * 2 * 15 * 127 < 2^15 */
+        return _mm256_add_epi16(_mm256_add_epi16(d, TIMES(code, in)), TIMES(more, next));
+    return _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_add_epi16(TIMES(code, in), TIMES(more, next)), ONES));
+}
+#define TOTAL(d, bits) (ivec)((bits) == 4 ? _mm256_madd_epi16(d, ONES) : (d))
 #else
 #define SIGNED_CODES 1
-typedef ivec byte_dots;
-#if defined(__ARM_FEATURE_DOTPROD)
-#define ADD_BYTES(d, codes, in) add_bytes(d, (ivec)(codes), in)
+typedef ivec dots;
+typedef int32_t word;
+#define LOAD_WORD(x) (*(const int32_t *)(x))
+#if !defined(__ARM_FEATURE_DOTPROD)
+INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
+    return sums + (bytes << 24 >> 24) * (in << 24 >> 24) + (bytes << 16 >> 24) * (in << 16 >> 24) +
+           (bytes << 8 >> 24) * (in << 8 >> 24) + (bytes >> 24) * (in >> 24);
+}
+#endif
+#define DOT(d, code, more, in, next, bits) add_bytes(add_bytes(d, (ivec)(code), in), (ivec)(more), next)
+#define TOTAL(d, bits) (d)
+#endif
+#if defined(__AVX2__) && LANES == 8
+#define HOLD(x) __asm__ volatile("" : "+x"(x)); /* one row after the other: else GCC 12 runs out of registers */
 #else
-#define ADD_BYTES(d, codes, in) ((d) + ((ivec)(codes) << 24 >> 24) * ((in) << 24 >> 24) + \
-    ((ivec)(codes) << 16 >> 24) * ((in) << 16 >> 24) + ((ivec)(codes) << 8 >> 24) * ((in) << 8 >> 24) + \
-    ((ivec)(codes) >> 24) * ((in) >> 24))
+#define HOLD(x)
 #endif
-#endif
+
+/* ---------------------------------------------------------------------------------------------- scales of groups */
 
 /* The float that 16 bits are (finite), and those of a byte that is E4M3. */
 static inline vec half(uvec bits) {
@@ -46,139 +78,261 @@ static inline vec half(uvec bits) {
 static inline vec fp8(uvec bits) {
     return (vec)((uvec)((vec)((bits & 0x7f) << 20) * all(0x1p120f)) | (bits & 0x80) << 24);
 }
-static inline vec signed_float(uvec bits, int shift) { /* of a byte */
-    return __builtin_convertvector((ivec)(bits << (24 - shift)) >> 24, vec);
-}
-static inline vec unsigned_float(uvec bits) { return __builtin_convertvector((ivec)bits, vec); }
+static inline vec floats_of(uvec bits) { return __builtin_convertvector((ivec)bits, vec); }
 
-static inline int groups_of(Matrix m) { return m.form == SIXTEENTHS ? 4 : 2; }
+static inline int groups_of(const Matrix *m) { return m->form == SIXTEENTHS ? 4 : 2; } /* of a block */
+static inline int64_t blocks_of(const Matrix *m) { return (m->columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS; }
 
-/* Scale and least of group `group` of a block, by the words of LANES outputs. */
-INLINE void open_group(enum form form, int group, uvec word, uvec coarse, vec *scale, vec *least) {
+/* Scale of group `group` of a block, and what code 0 stands for, by the words of LANES outputs. */
+INLINE void open_group(enum form form, int bits, int group, uvec word, uvec coarse, vec *scale, vec *least) {
+    uvec own = word >> 16 * (group & 1);
     vec first = half(coarse & 0xffff), low = (vec)word;
     if (form == HALF_ZERO || form == HALF_LEAST) low = half(word & 0xffff);
     if (form == BF16_ZERO || form == BF16_LEAST) low = (vec)(word << 16);
-    if (form == SUPER) low = first * unsigned_float(word >> 16 * group & 0xff);
-    if (form == SIXTEENTHS) low = first * signed_float(word, 8 * group);
+    if (form == SUPER) low = first * floats_of(own & 0xff);
+    if (form == SIXTEENTHS) low = first * floats_of((uvec)((ivec)(word << (24 - 8 * group)) >> 24));
+    if (form == HALVES) low = half(own & 0xffff);
+    if (form == EIGHTHS) low = (vec)(((own & 0x1ff) << 18) + (112u << 23));
     *scale = low;
     switch (form) {
-    case HALF_ZERO: case BF16_ZERO: *least = -(low * unsigned_float(word >> 16)); break;
+    case HALF_ZERO: case BF16_ZERO: *least = -(low * floats_of(word >> 16)); break;
     case HALF_LEAST: *least = half(word >> 16); break;
     case BF16_LEAST: *least = (vec)(word & 0xffff0000u); break;
     case FLOAT_ZERO: *least = low * all(-128); break;
-    case SUPER: *least = -(half(coarse >> 16) * unsigned_float(word >> (16 * group + 8) & 0xff)); break;
-    case SIXTEENTHS: *least = low * all(-32); break;
+    case SUPER: *least = -(half(coarse >> 16) * floats_of(own >> 8 & 0xff)); break;
+    case EIGHTHS: *least = low * floats_of(own >> 9 & 0x7f) * all(-0.125f); break;
+    case HALVES: case SIXTEENTHS: *least = low * all(-(1 << (bits - 1))); break;
     default: *least = (vec){0};
     }
+    if (SIGNED_CODES && bits == 8 && form != FP8) *least += low * all(128);
 }
 
-/* `count` blocks of a panel, as the kernels take them. Returns the words of each. */
-INLINE int64_t open_form(const Matrix *m, enum form form, int bits, int64_t panel, int64_t block, int64_t count, uint32_t *out) {
-    int64_t units = bits == 4 ? 8 : 16, blocks = (m->columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    int groups = form == SIXTEENTHS ? 4 : 2, shared = form == SUPER || form == SIXTEENTHS; /* a word of all groups */
-    uint32_t span = shared ? BLOCK_COLUMNS : (uint32_t)m->span;
-    int64_t size = (2 * groups + (form == FP8 ? 64 : 16)) * PANEL;
-    const uint32_t *w = m->panels + (panel * blocks + block) * units * PANEL;
-    const uint32_t *words = m->words + panel * (((uint32_t)m->columns + span - 1) / span) * PANEL;
-    for (int64_t end = block + count; block < end; block++, out += size) {
-        const uint32_t *coarse = shared ? m->coarse + (panel * (m->columns / 256) + block / 4) * PANEL : words;
-        for (int g = 0; g < groups; g++) {
+/* `count` blocks' scales and then least weights of each group (groups, PANEL), 0 beyond the matrix. */
+INLINE void open_form(const Matrix *m, enum form form, int64_t panel, int64_t block, int64_t count, float *out) {
+    int groups = form == SIXTEENTHS ? 4 : 2, fine = form == SUPER || form == SIXTEENTHS, shared = fine || form >= HALVES;
+    uint32_t span = shared ? BLOCK_COLUMNS : (uint32_t)m->span, columns = (uint32_t)m->columns, bits = (uint32_t)m->bits;
+    const uint32_t *words = m->words + panel * ((columns + span - 1) / span) * PANEL;
+    for (int64_t end = block + count; block < end; block++, out += 2 * groups * PANEL) {
+        const uint32_t *coarse = fine ? m->coarse + (panel * (columns / 256) + block / 4) * PANEL : words;
+        EACH(g, groups) {
             uint32_t column = (uint32_t)block * BLOCK_COLUMNS + (shared ? 0 : g * GROUP);
             const uint32_t *own = words + column / span * PANEL;
-            for (int64_t i = 0; i < PANEL; i += LANES) {
-                vec *scale = (vec *)(out + g * PANEL + i), *least = (vec *)(out + (groups + g) * PANEL + i);
+            __builtin_prefetch(own + OPENED * PANEL + g * 16);
+            EACH(p, 2) {
+                vec *scale = (vec *)(out + g * PANEL) + p, *least = (vec *)(out + (groups + g) * PANEL) + p;
                 *scale = *least = (vec){0};
-                if (column < m->columns) open_group(form, g, *(const uvec *)(own + i), *(const uvec *)(coarse + i), scale, least);
-                if (SIGNED_CODES && bits == 8 && form != FP8) *least += *scale * all(128);
+                if (column >= columns) continue;
+                open_group(form, bits, g, ((const uvec *)own)[p], ((const uvec *)coarse)[p], scale, least);
             }
         }
-        uint32_t *to = out + 2 * groups * PANEL;
-        for (int64_t unit = 0; unit < units; unit++)
-            for (int64_t i = 0; i < PANEL; i += LANES, w += LANES) {
-                uvec own = *(const uvec *)w;
-                if (bits == 4) {
-                    *(uvec *)(to + 2 * unit * PANEL + i) = own & 0x0f0f0f0fu;
-                    *(uvec *)(to + (2 * unit + 1) * PANEL + i) = own >> 4 & 0x0f0f0f0fu;
-                } else if (form == FP8)
-                    for (int j = 0; j < 4; j++) *(vec *)(to + (4 * unit + j) * PANEL + i) = fp8(own >> 8 * j & 0xff);
-                else *(uvec *)(to + unit * PANEL + i) = own ^ (SIGNED_CODES ? 0x80808080u : 0);
-            }
     }
-    return size;
 }
-#define OPEN(form) case form: return m->bits == 4 ? open_form(m, form, 4, panel, block, count, out) \
-                                                  : open_form(m, form, 8, panel, block, count, out);
-static __attribute__((noinline)) int64_t open_codes(const Matrix *m, int64_t panel, int64_t block, int64_t count, uint32_t *out) {
+#define OPEN(form) case form: open_form(m, form, panel, block, count, out); break;
+static __attribute__((noinline)) void open_groups(const Matrix *m, int64_t panel, int64_t block, int64_t count, float *out) {
     switch (m->form) {
-        OPEN(HALF_ZERO) OPEN(HALF_LEAST) OPEN(BF16_ZERO) OPEN(BF16_LEAST) OPEN(FLOAT_ZERO) OPEN(SUPER) OPEN(SIXTEENTHS) OPEN(FP8)
+        OPEN(HALF_ZERO) OPEN(HALF_LEAST) OPEN(BF16_ZERO) OPEN(BF16_LEAST) OPEN(FLOAT_ZERO) OPEN(SUPER) OPEN(SIXTEENTHS)
+        OPEN(FP8) OPEN(HALVES) OPEN(EIGHTHS)
     }
-    return 0;
 }
 
-/* The sum of a row's bytes in a group: see set_input. */
-INLINE float sum_of_group(const uint32_t *x, int g, int groups) {
-    const int16_t *sums = (const int16_t *)(x + 2);
-    return groups == 2 ? sums[g] : g % 2 ? sums[g / 2] - sums[2 + g / 2] : sums[2 + g / 2];
+/* ------------------------------------------------------------------------------------------------------- kernels */
+
+/* LANES outputs' codes of eight columns: pair `u` of quarter `q` of a block, as bytes. */
+INLINE void open_codes(const uint32_t *w, int bits, int q, int u, uvec *code, uvec *more) {
+    #define AT(unit) (*(const uvec *)(w + (unit) * PANEL))
+    if (bits == 8) {
+        *code = AT(4 * q + 2 * u) ^ (SIGNED_CODES ? 0x80808080u : 0);
+        *more = AT(4 * q + 2 * u + 1) ^ (SIGNED_CODES ? 0x80808080u : 0);
+        return;
+    }
+    uvec both = AT(2 * q + u);
+    *code = both & 0x0f0f0f0fu, *more = both >> 4 & 0x0f0f0f0fu;
+    if (bits == 5) {
+        uvec plane = AT(8 + q / 2) << (q & 1 ? 0 : 4) >> 2 * u;
+        *code |= plane & 0x10101010u, *more |= plane >> 1 & 0x10101010u;
+    }
+    if (bits == 6) {
+        uvec plane = AT(8 + q);
+        *code |= (u ? plane : plane << 4) & 0x30303030u, *more |= (u ? plane >> 2 : plane << 2) & 0x30303030u;
+    }
+    #undef AT
 }
 
-/* Rows of activations meet `units` opened blocks of `apart` words. */
-INLINE void meet_codes(OPERANDS, int rows, int groups) {
-    if (first) EACH(r, rows) EACH(p, 2) ((vec *)OUT(r, 0))[p] = (vec){0};
-    for (; units; units--, w += apart, x += BLOCK_OF_WORDS)
-        for (int g = 0; g < groups; g++) {
-            byte_dots dot[6][2];
-            EACH(r, rows) EACH(p, 2) dot[r][p] = (byte_dots){0};
-            for (int at = 4 + g * 16 / groups; at < 4 + (g + 1) * 16 / groups; at++) {
-                const uvec *own = (const uvec *)(w + (2 * groups + at - 4) * PANEL), codes[2] = {own[0], own[1]};
+/* `blocks` blocks of a panel's codes as bytes, 16 units each; of E4M3 as floats, 64 units. */
+INLINE void widen_bits(const uint32_t *w, int bits, int64_t blocks, uint32_t *out) {
+    for (; blocks; blocks--, w += 2 * bits * PANEL)
+        for (int q = 0; q < 4; q++) {
+            for (int i = 0; i < 2 * bits * PANEL / 4; i += 16) /* what comes after */
+                __builtin_prefetch(w + (2 * bits * OPENED + q * bits / 2) * PANEL + i);
+            EACH(u, 2) EACH(p, 2) {
+                uvec *to = (uvec *)(out + (2 * u) * PANEL) + p;
+                open_codes(w + p * LANES, bits, q, u, to, (uvec *)((uint32_t *)to + PANEL));
+            }
+            out += 4 * PANEL;
+        }
+}
+static __attribute__((noinline)) void widen(const Matrix *m, const uint32_t *w, int64_t blocks, uint32_t *out) {
+    if (m->form == FP8)
+        for (int64_t unit = 0; unit < blocks * 16; unit++, w += PANEL)
+            for (int j = 0; j < 4; j++, out += PANEL)
+                EACH(p, 2) ((vec *)out)[p] = fp8(((const uvec *)w)[p] >> 8 * j & 0xff);
+    else if (m->bits == 4) widen_bits(w, 4, blocks, out);
+    else if (m->bits == 5) widen_bits(w, 5, blocks, out);
+    else if (m->bits == 6) widen_bits(w, 6, blocks, out);
+    else widen_bits(w, 8, blocks, out);
+}
+
+/* Rows of activations meet `blocks` blocks of `streams` panels, `apart` words apart. scales: of OPENED blocks of each panel.
+ * out: (rows, streams, PANEL). */
+#define CODED const uint32_t *x, int64_t stride, const uint32_t *w, int64_t apart, int64_t blocks, int groups, \
+        const float *scales, int first, float *out
+INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
+    int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
+    if (first) EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = (vec){0};
+    for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += BLOCK_OF_WORDS, scales += 2 * groups * PANEL)
+        for (int g = 0, q = 0; g < groups; g++) {
+            dots dot[12][2][2];
+            EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
+            for (int end = q + quarters; q < end; q++) EACH(u, 2) {
+                uvec code[2][2], more[2][2];
+                EACH(s, streams) EACH(p, 2) {
+                    const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
+                    if (wide) code[s][p] = *(const uvec *)at, more[s][p] = *(const uvec *)(at + PANEL);
+                    else open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
+                    for (int i = u; !wide && i < bits / 2; i += 2) __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
+                }
                 EACH(r, rows) {
-                    word in = LOAD_WORD(x + r * stride + at);
-                    EACH(p, 2) dot[r][p] = ADD_BYTES(dot[r][p], codes[p], in);
-                    HOLD(dot[r][0]) HOLD(dot[r][1])
+                    const uint32_t *in = x + r * stride + 8 + 4 * q + 2 * u;
+                    word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
+                    EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(dot[r][s][p], code[s][p], more[s][p], four, next, bits);
+                    EACH(s, streams) { HOLD(dot[r][s][0]) HOLD(dot[r][s][1]) }
                 }
             }
-            const vec *scale = (const vec *)(w + g * PANEL), *least = (const vec *)(w + (groups + g) * PANEL);
+            EACH(r, rows) {
+                const float *in = (const float *)(x + r * stride);
+                vec scale = all(in[(q - 1) / 2]), sum = all(in[(groups == 2 ? 2 : 4) + g]);
+                EACH(s, streams) EACH(p, 2) {
+                    vec *to = (vec *)out + (r * streams + s) * 2 + p;
+                    const vec *own = (const vec *)(scales + s * OPENED * 8 * PANEL + g * PANEL) + p;
+                    vec exact = __builtin_convertvector(TOTAL(dot[r][s][p], bits), vec);
+                    *to = multiply_add(exact * own[0], scale, multiply_add(own[2 * groups], sum, *to));
+                }
+            }
+        }
+}
+/* The same of one panel of codes that are floats. */
+INLINE void meet_floats(CODED, int rows) {
+    (void)apart, (void)groups;
+    if (first) EACH(r, rows) EACH(p, 2) ((vec *)out)[2 * r + p] = (vec){0};
+    for (; blocks; blocks--, x += BLOCK_OF_WORDS, scales += 4 * PANEL)
+        for (int g = 0; g < 2; g++) {
+            vec sum[6][2] = {{{0}}};
+            for (int j = 0; j < GROUP; j++, w += PANEL) EACH(r, rows) {
+                vec in = all(((const int8_t *)(x + r * stride + 8))[GROUP * g + j]);
+                EACH(p, 2) sum[r][p] = multiply_add(((const vec *)w)[p], in, sum[r][p]);
+            }
             EACH(r, rows) EACH(p, 2) {
-                vec *to = (vec *)OUT(r, 0) + p, base = least[p] * all(sum_of_group(x + r * stride, g, groups));
-                vec sum = multiply_add(__builtin_convertvector((ivec)dot[r][p], vec), scale[p], base);
-                *to = multiply_add(sum, all(((const float *)(x + r * stride))[g * 2 / groups]), *to);
+                vec *to = (vec *)out + 2 * r + p, scale = all(((const float *)(x + r * stride))[g]);
+                *to = multiply_add(sum[r][p] * ((const vec *)(scales + g * PANEL))[p], scale, *to);
             }
         }
 }
-/* The same of codes that are floats. */
-INLINE void meet_floats(OPERANDS, int rows, int groups) {
-    if (first) EACH(r, rows) EACH(p, 2) ((vec *)OUT(r, 0))[p] = (vec){0};
-    for (; units; units--, w += apart, x += BLOCK_OF_WORDS)
-        for (int g = 0; g < groups; g++) EACH(r, rows) {
-            const int8_t *in = (const int8_t *)(x + r * stride + 4) + GROUP * g;
-            vec sum[2] = {{0}};
-            for (int j = 0; j < GROUP; j++)
-                EACH(p, 2) sum[p] = multiply_add(((const vec *)(w + (4 + GROUP * g + j) * PANEL))[p], all(in[j]), sum[p]);
-            EACH(p, 2) {
-                vec *to = (vec *)OUT(r, 0) + p;
-                *to = multiply_add(sum[p] * ((const vec *)(w + g * PANEL))[p], all(((const float *)(x + r * stride))[g]), *to);
-            }
+typedef void (*Coded)(CODED);
+#define KERNEL(name, work, ...) static __attribute__((noinline, noclone)) void name(CODED) { \
+    work(x, stride, w, apart, blocks, groups, scales, first, out, __VA_ARGS__); \
+}
+/* Of few rows, which meet codes as they lie: one with two panels, that memory reads in turn, or one, two or three with one. */
+#define FEW(bits) \
+    KERNEL(few_##bits##_0, meet_codes, bits, 0, 1, 2) KERNEL(few_##bits##_1, meet_codes, bits, 0, 1, 1) \
+    KERNEL(few_##bits##_2, meet_codes, bits, 0, 2, 1) KERNEL(few_##bits##_3, meet_codes, bits, 0, 3, 1)
+#define NAME_FEW(bits) {few_##bits##_0, few_##bits##_1, few_##bits##_2, few_##bits##_3}
+FEW(4) FEW(5) FEW(6) FEW(8)
+static const Coded few_rows[][4] = {NAME_FEW(4), NAME_FEW(5), NAME_FEW(6), {0}, NAME_FEW(8)}; /* by bits - 4 */
+#define MOST_FEW 3
+#define MOST_ROWS (LANES == 16 ? 12 : 6)
+#if LANES == 16
+#define EACH_ROWS TO_12
+#else
+#define EACH_ROWS TO_6
+#endif
+#define WIDE_4(R) KERNEL(wide_4_##R, meet_codes, 4, 1, R, 1)
+#define WIDE_6(R) KERNEL(wide_6_##R, meet_codes, 6, 1, R, 1)
+#define BYTES(R) KERNEL(bytes_##R, meet_codes, 8, 0, R, 1)
+#define FLOATS(R) KERNEL(floats_##R, meet_floats, R)
+EACH_ROWS(WIDE_4) EACH_ROWS(WIDE_6) EACH_ROWS(BYTES) TO_6(FLOATS)
+#define NAME_4(R) wide_4_##R,
+#define NAME_6(R) wide_6_##R,
+#define NAME_BYTES(R) bytes_##R,
+#define NAME_FLOATS(R) floats_##R,
+static const Coded wide_4[] = {0, EACH_ROWS(NAME_4)}, wide_6[] = {0, EACH_ROWS(NAME_6)}, bytes[] = {0, EACH_ROWS(NAME_BYTES)},
+                   floats[] = {0, TO_6(NAME_FLOATS)};
+
+/* --------------------------------------------------------------------------------------- activations and products */
+
+/* x (columns,) as the inputs of one token. */
+static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
+    uint32_t *row = in.x + token * in.stride;
+    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += BLOCK_OF_WORDS)
+        for (int half = 0; half < 2; half++) {
+            int64_t begin = from + half * GROUP, count = columns - begin;
+            count = count < 0 ? 0 : count < GROUP ? count : GROUP;
+            int8_t *out = (int8_t *)(row + 8 + 8 * half);
+            float largest = count ? largest_of(x + begin, count, 1) : 0, *scales = (float *)row;
+            int known = largest <= FLT_MAX, sum[2] = {0}; /* NaN and infinity: all outputs become NaN */
+            float by = known && largest > 1e-30f ? 127.0f / largest : 0, scale = known ? largest / 127.0f : NAN;
+            for (int64_t i = 0; i < count; i++) out[i] = (int8_t)(known ? (int)nearbyintf(x[begin + i] * by) : 0);
+            memset(out + count, 0, GROUP - count);
+            for (int i = 0; i < GROUP; i++) sum[i / 16] += out[i];
+            scales[half] = scale;
+            scales[2 + half] = (float)(sum[0] + sum[1]) * scale;
+            for (int i = 0; i < 2; i++) scales[4 + 2 * half + i] = (float)sum[i] * scale;
         }
 }
-#define DEFINE_32(R) DEFINE(coded_32, meet_codes, R, 2)
-#define DEFINE_16(R) DEFINE(coded_16, meet_codes, R, 4)
-#define NAME_32(R) coded_32_##R,
-#define NAME_16(R) coded_16_##R,
-TO_6(DEFINE_32)
-TO_6(DEFINE_16)
-DEFINE(coded_float, meet_floats, 1, 2)
-static const Kernel coded_32[] = {0, TO_6(NAME_32)}, coded_16[] = {0, TO_6(NAME_16)}, coded_float[] = {0, coded_float_1};
 
 /* Row `id` of a table, (columns,). */
-static void embed_codes(Matrix m, int64_t id, float *x) {
-    uint32_t opened[MOST_OPENED] __attribute__((aligned(64)));
-    int groups = groups_of(m);
+static void embed(Matrix m, int64_t id, float *x) {
+    float scales[8 * PANEL] __attribute__((aligned(64)));
+    uint32_t opened[64 * PANEL] __attribute__((aligned(64)));
+    int64_t units = 2 * m.bits, groups = groups_of(&m);
     for (int64_t i = 0; i < m.columns; i++) {
-        if (i % BLOCK_COLUMNS == 0) open_codes(&m, id / PANEL, i / BLOCK_COLUMNS, 1, opened);
+        int64_t block = i / BLOCK_COLUMNS, at = i % BLOCK_COLUMNS, group = at * groups / BLOCK_COLUMNS;
+        if (!at) {
+            open_groups(&m, id / PANEL, block, 1, scales);
+            widen(&m, m.panels + (id / PANEL * blocks_of(&m) + block) * units * PANEL, 1, opened);
+        }
         const uint32_t *own = opened + id % PANEL;
-        int at = i % BLOCK_COLUMNS, group = at * groups / BLOCK_COLUMNS;
-        uint32_t byte = own[(2 * groups + at / 4) * PANEL] >> at % 4 * 8 & 255;
-        float code = SIGNED_CODES ? (float)(int8_t)byte : (float)byte;
-        if (m.form == FP8) memcpy(&code, own + (2 * groups + at) * PANEL, 4);
-        x[i] = code * ((const float *)own)[group * PANEL] + ((const float *)own)[(groups + group) * PANEL];
+        uint32_t byte = own[at / 4 * PANEL] >> at % 4 * 8 & 255;
+        float code = SIGNED_CODES ? (float)(int8_t)byte : (float)byte, *scale = scales + id % PANEL;
+        if (m.form == FP8) memcpy(&code, own + at * PANEL, 4);
+        x[i] = (code * scale[group * PANEL] + scale[(groups + group) * PANEL]) * (m.scale ? m.scale[id] : 1);
     }
 }
+
+/* Outputs of `streams` panels, `apart` panels from each other, for rows [first, first + count), at most BLOCK_ROWS. */
+static void product_of_panels(Matrix m, Inputs in, int64_t panel, int64_t apart, int streams, int64_t first, int64_t count,
+                              Output out) {
+    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
+    float scales[2 * OPENED * 8 * PANEL] __attribute__((aligned(64)));
+    uint32_t widened[OPENED * 64 * PANEL] __attribute__((aligned(64)));
+    int64_t blocks = blocks_of(&m), size = 2 * m.bits * PANEL, most = m.form == FP8 ? 6 : MOST_ROWS;
+    int few = m.form != FP8 && count <= MOST_FEW, wide = !few && (m.form == FP8 || m.bits < 8);
+    const Coded *kernels = m.form == FP8 ? floats : few ? few_rows[m.bits - 4]
+                         : m.bits == 4 ? wide_4 : wide ? wide_6 : bytes;
+    for (int64_t b = 0; b < blocks; b += OPENED) {
+        int64_t here = blocks - b < OPENED ? blocks - b : OPENED;
+        const uint32_t *w = m.panels + (panel * blocks + b) * size;
+        for (int s = 0; s < streams; s++) open_groups(&m, panel + s * apart, b, here, scales + s * OPENED * 8 * PANEL);
+        if (wide) widen(&m, w, here, widened), w = widened;
+        for (int64_t r = 0, rows; r < count; r += most) {
+            rows = count - r < most ? count - r : most;
+            kernels[rows - (streams > 1)](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride, w,
+                                          apart * blocks * size, here, groups_of(&m), scales, b == 0, c + r * streams * PANEL);
+        }
+    }
+    for (int64_t r = 0; r < count; r++)
+        for (int s = 0; s < streams; s++)
+            finish(m, in, first + r, panel + s * apart, c + (r * streams + s) * PANEL, PANEL, out);
+}
+#define PRODUCT_OF_FEW(panel, apart, streams) product_of_panels(m, in, panel, apart, streams, 0, rows, out)
+#define PRODUCT_OF_MANY(panel, coming, first, count) product_of_panels(m, in, panel, 0, 1, first, count, out)
+#define PANELS_OF_FEW (m.form != FP8 && rows == 1 ? 2 : 1)

@@ -11,7 +11,7 @@
  *   int8            unsigned bytes where there are dot products of them (VNNI), one for each activation or two that
  *                   make 16 bits together; else 16-bit integers, on ARM with dot products as two signed bytes.
  *                   One scale a row.
- *   four bits       bytes: groups.h
+ *   codes           bytes: codes.h, which has all that is said of four bits
  * `total` is what sums become between two blocks of the inner dimension.
  */
 #pragma once
@@ -47,7 +47,9 @@ INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
 #define OUT(r, s) (out + (r) * out_stride + (s) * PANEL)
 
 #if WEIGHT_BITS == 4
-#include "groups.h"
+#define BLOCK_COLUMNS 64
+#define BLOCK_OF_WORDS 24 /* see codes.h */
+#define words_of(units) ((units) / 8 * BLOCK_OF_WORDS)
 #else
 /* One step along the inner dimension. sums: of the outputs of a piece of a panel. piece: their weights of one step.
  * factor: the activations that meet them, WORDS 32-bit words. Sums go on from their totals, or are exact integers of at
@@ -206,18 +208,18 @@ INLINE void meet_wide(OPERANDS, int rows, int streams) {
 /* Weights (rows, columns). Rows and columns are padded with zeros in the panels, and rows in the vectors. */
 typedef struct {
     const uint32_t *panels; /* (ceil(rows / PANEL), ceil(columns / UNIT), PANEL) */
-    const float *scale;     /* (rows,), of int8 and four-bit weights */
+    const float *scale;     /* (rows,), of int8 weights and of our own four bits; else NULL */
     const int32_t *sum;     /* (rows,), of int8 weights: the sum of each row */
     const float *bias;      /* (rows,) or NULL */
     int64_t rows, columns;
     const uint32_t *words, *coarse; /* of the groups of codes.h, whose codes are in `panels` then */
-    int64_t form, bits, span;       /* form: 0 where there are none */
+    int64_t form, bits, span;
 } Matrix;
 
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline int64_t units_of(int64_t columns) {
 #if WEIGHT_BITS == 4
-    return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK_OF_UNITS;
+    return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * 8; /* of four bits */
 #else
     return (columns + UNIT - 1) / UNIT;
 #endif
@@ -229,12 +231,8 @@ static inline int64_t panels_of(Matrix m) { return (m.rows + PANEL - 1) / PANEL;
 #define TO_4(X) X(1) X(2) X(3) X(4)
 #define TO_6(X) TO_4(X) X(5) X(6)
 #define TO_12(X) TO_6(X) X(7) X(8) X(9) X(10) X(11) X(12)
-#if WEIGHT_BITS == 4
-#define MOST_ROWS 4
-#define MOST_FEW 3
-#define EACH_SINGLE TO_4
-#define EACH_FEW(X) X(1, 6) X(2, 2) X(3, 1)
-#elif LANES == 16
+#if WEIGHT_BITS != 4
+#if LANES == 16
 #define MOST_ROWS 12
 #define MOST_FEW 6
 #define EACH_SINGLE TO_12
@@ -289,9 +287,6 @@ static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
 #define wide_panel single_panel
 #define MOST_WIDE MOST_ROWS
 #endif
-
-#if WEIGHT_BITS == 4
-#include "codes.h"
 #endif
 
 /* --------------------------------------------------------------------------------------------------- activations */
@@ -338,87 +333,6 @@ INLINE void put_steps(Inputs in, uint32_t *row, int64_t i, int32_t steps) {
 #endif
 }
 #endif
-
-/* x (columns,) as the inputs of one token. */
-static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
-    uint32_t *row = in.x + token * in.halves * in.stride;
-#if WEIGHT_BITS == 4
-    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += BLOCK_OF_WORDS) {
-        int16_t *sums = (int16_t *)(row + 2);
-        for (int half = 0; half < 2; half++) {
-            int64_t begin = from + half * GROUP, count = columns - begin;
-            count = count < 0 ? 0 : count < GROUP ? count : GROUP;
-            int8_t *out = (int8_t *)(row + 4 + 8 * half);
-            float largest = count ? largest_of(x + begin, count, 1) : 0;
-            int known = largest <= FLT_MAX, sum = 0; /* NaN and infinity: all outputs become NaN */
-            float by = known && largest > 1e-30f ? 127.0f / largest : 0;
-            ((float *)row)[half] = known ? largest / 127.0f : NAN;
-            for (int64_t i = 0; i < count; i++) {
-                int value = known ? (int)nearbyintf(x[begin + i] * by) : 0;
-                out[i] = (int8_t)value;
-                sum += value;
-            }
-            memset(out + count, 0, GROUP - count);
-            sums[half] = (int16_t)sum;
-            sums[2 + half] = 0; /* that of the first 16 */
-            for (int64_t i = 0; i < GROUP / 2; i++) sums[2 + half] = (int16_t)(sums[2 + half] + out[i]);
-        }
-    }
-#elif WEIGHT_BITS == 8
-    float largest = largest_of(x, columns, 1);
-#if defined(DOT_BYTES)
-    const float most = in.halves == 2 ? 32767.0f : 127.0f;
-#elif defined(SPLIT_BYTES)
-    const float most = 127 * 257.0f;
-#else
-    const float most = 32767.0f;
-#endif
-    int known = largest <= FLT_MAX; /* NaN and infinity keep their meaning: all outputs become NaN */
-    float by = known && largest > 1e-30f ? most / largest : 0; /* no smaller: its inverse would be infinite */
-    in.scale[token] = known ? largest / most : NAN;
-    for (int64_t i = 0; i < columns; i++) put_steps(in, row, i, known ? (int32_t)nearbyintf(x[i] * by) : 0);
-    for (int64_t i = columns; i < units_of(columns) * UNIT; i++) put_steps(in, row, i, 0);
-#elif defined(DOT_BF16)
-    uint16_t *out = (uint16_t *)row;
-    int64_t i = 0;
-    for (; i + LANES <= columns; i += LANES) store_bf16(out + i, load_f32(x + i));
-    for (; i < columns; i++) out[i] = float_to_bf16(x[i]);
-    if (columns % 2) out[columns] = 0;
-#else
-    memcpy(row, x, columns * sizeof(float));
-    if (UNIT == 2 && columns % 2) ((float *)row)[columns] = 0;
-#endif
-}
-
-/* The inputs of tokens [from, to) out of all of them, x (tokens, columns). */
-static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int64_t columns) {
-    for (int64_t i = from; i < to; i++) set_input(in, i, x + i * columns, columns);
-}
-
-/* Row `id` of a table, (columns,). */
-static void embed(Matrix m, int64_t id, float *x) {
-    const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
-#if WEIGHT_BITS == 4
-    if (m.form) embed_codes(m, id, x);
-    for (int64_t i = 0; !m.form && i < m.columns; i++) {
-        const uint32_t *block = unit + i / BLOCK_COLUMNS * BLOCK_OF_UNITS * PANEL;
-        int half = i / GROUP % 2, code = block[(1 + i % BLOCK_COLUMNS / 8) * PANEL] >> (i % 4 * 8 + i / 4 % 2 * 4) & 15;
-        uvec first = block[0] - (uvec){0};
-        x[i] = (float)(8 * code - (int)(zeros_of(first, half)[0] >> 16 * half)) * scales_of(first, half)[0] * m.scale[id];
-    }
-#else
-    for (int64_t i = 0; i < m.columns; i++) {
-        uint32_t bits = unit[i / UNIT * PANEL];
-#if WEIGHT_BITS == 32
-        memcpy(x + i, &bits, 4);
-#elif WEIGHT_BITS == 16
-        x[i] = bf16_to_float((uint16_t)(bits >> i % 2 * 16));
-#else
-        x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
-#endif
-    }
-#endif
-}
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
@@ -502,7 +416,7 @@ INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
 #if WEIGHT_BITS == 8
     value *= load_f32(m.scale + column) * in.scale[token];
 #elif WEIGHT_BITS == 4
-    if (!m.form) value *= load_f32(m.scale + column);
+    if (m.scale) value *= load_f32(m.scale + column);
 #endif
     if (m.bias) value += load_f32(m.bias + column);
     return value;
@@ -516,88 +430,118 @@ INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
     put(out, token * out.stride + column, low, high, m.rows - column);
 }
 
-/* Panels [from, from + panels) and those `apart` panels further on, `streams` times, for few rows. */
-static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, Kernel kernel,
-                        Output out) {
-    total c[MOST_ROWS * MOST_STREAMS * PANEL] __attribute__((aligned(64)));
-    int64_t units = units_of(m.columns), width = streams * PANEL;
-    for (int64_t panel = from; panel < from + panels; panel++) {
-        const uint32_t *w = m.panels + panel * units * PANEL;
-        for (int64_t k = 0; k < units; k += SEGMENT)
-            kernel(in.x + words_of(k), in.stride, w + k * PANEL, apart * units * PANEL,
-                   units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
-        for (int64_t t = 0; t < in.tokens; t++)
-            for (int s = 0; s < streams; s++)
-                finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
+#if WEIGHT_BITS == 4
+#include "codes.h"
+#else
+/* x (columns,) as the inputs of one token. */
+static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
+    uint32_t *row = in.x + token * in.halves * in.stride;
+#if WEIGHT_BITS == 8
+    float largest = largest_of(x, columns, 1);
+#if defined(DOT_BYTES)
+    const float most = in.halves == 2 ? 32767.0f : 127.0f;
+#elif defined(SPLIT_BYTES)
+    const float most = 127 * 257.0f;
+#else
+    const float most = 32767.0f;
+#endif
+    int known = largest <= FLT_MAX; /* NaN and infinity keep their meaning: all outputs become NaN */
+    float by = known && largest > 1e-30f ? most / largest : 0; /* no smaller: its inverse would be infinite */
+    in.scale[token] = known ? largest / most : NAN;
+    for (int64_t i = 0; i < columns; i++) put_steps(in, row, i, known ? (int32_t)nearbyintf(x[i] * by) : 0);
+    for (int64_t i = columns; i < units_of(columns) * UNIT; i++) put_steps(in, row, i, 0);
+#elif defined(DOT_BF16)
+    uint16_t *out = (uint16_t *)row;
+    int64_t i = 0;
+    for (; i + LANES <= columns; i += LANES) store_bf16(out + i, load_f32(x + i));
+    for (; i < columns; i++) out[i] = float_to_bf16(x[i]);
+    if (columns % 2) out[columns] = 0;
+#else
+    memcpy(row, x, columns * sizeof(float));
+    if (UNIT == 2 && columns % 2) ((float *)row)[columns] = 0;
+#endif
+}
+
+/* Row `id` of a table, (columns,). */
+static void embed(Matrix m, int64_t id, float *x) {
+    const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
+    for (int64_t i = 0; i < m.columns; i++) {
+        uint32_t bits = unit[i / UNIT * PANEL];
+#if WEIGHT_BITS == 32
+        memcpy(x + i, &bits, 4);
+#elif WEIGHT_BITS == 16
+        x[i] = bf16_to_float((uint16_t)(bits >> i % 2 * 16));
+#else
+        x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
+#endif
     }
 }
+
+/* Outputs of `streams` panels, `apart` panels from each other, for few rows. */
+static void product_of_few(Matrix m, Inputs in, int64_t panel, int64_t apart, int streams, Kernel kernel, Output out) {
+    total c[MOST_ROWS * MOST_STREAMS * PANEL] __attribute__((aligned(64)));
+    int64_t units = units_of(m.columns), width = streams * PANEL;
+    const uint32_t *w = m.panels + panel * units * PANEL;
+    for (int64_t k = 0; k < units; k += SEGMENT)
+        kernel(in.x + words_of(k), in.stride, w + k * PANEL, apart * units * PANEL,
+               units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
+    for (int64_t t = 0; t < in.tokens; t++)
+        for (int s = 0; s < streams; s++)
+            finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
+}
+
+/* Outputs of a panel for rows [first, first + count), at most BLOCK_ROWS. coming: the panel after it. */
+static void product_of_many(Matrix m, Inputs in, int64_t panel, int64_t coming, int64_t first, int64_t count, Output out) {
+    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
+    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? WIDENED(BLOCK_UNITS) * PANEL : 1] __attribute__((aligned(64)));
+    int64_t units = units_of(m.columns), most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves;
+    const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
+    const uint32_t *w = m.panels + panel * units * PANEL, *after = m.panels + coming * units * PANEL;
+    for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
+        int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;
+        const uint32_t *here = w + k * PANEL, *next = k + BLOCK_UNITS < units ? here + BLOCK_UNITS * PANEL : after;
+        if (count >= LEAST_WIDE) {
+            widen(here, inside, widened);
+            here = widened;
+        }
+        for (int64_t r = 0; r < count; r += most) {
+            for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
+                __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
+            kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + words_of(k), in.stride, here,
+                                                         0, inside, k == 0, c + r * PANEL, PANEL);
+        }
+    }
+    for (int64_t r = 0; r < count; r += in.halves)
+        finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
+}
+#define PRODUCT_OF_FEW(panel, apart, streams) \
+    product_of_few(m, in, panel, apart, streams, ((streams) > 1 ? few_rows : single_panel)[rows], out)
+#define PRODUCT_OF_MANY(panel, coming, first, count) product_of_many(m, in, panel, coming, first, count, out)
+#define PANELS_OF_FEW few_streams[rows]
+#endif
 
 /* Whether each thread makes the same outputs of every matrix of one shape. */
 static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
 
-#if WEIGHT_BITS == 4
-/* Outputs of a panel of codes for rows [first, first + count), at most BLOCK_ROWS. */
-static void product_of_codes(Matrix m, Inputs in, int64_t panel, int64_t first, int64_t count, Output out) {
-    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    uint32_t opened[OPENED * MOST_OPENED] __attribute__((aligned(64)));
-    int64_t blocks = (m.columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    const Kernel *kernels = m.form == SIXTEENTHS ? coded_16 : m.form == FP8 ? coded_float : coded_32;
-    for (int64_t b = 0; b < blocks; b += OPENED) {
-        int64_t here = blocks - b < OPENED ? blocks - b : OPENED, size = open_codes(&m, panel, b, here, opened);
-        for (int64_t r = 0, most = m.form == FP8 ? 1 : 6; r < count; r += most)
-            kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride,
-                                                         opened, size, here, b == 0, c + r * PANEL, PANEL);
-    }
-    for (int64_t r = 0; r < count; r++) finish(m, in, first + r, panel, c + r * PANEL, PANEL, out);
-}
-#endif
-
 /* y = x W^T + b: all threads of a team call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out, Member *me) {
     if (!in.tokens) return;
-    int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
+    int64_t rows = in.tokens * in.halves, panels = panels_of(m), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, from, to;
     if (evenly_shared(in)) {
         share(me, panels, &from, &to);
-#if WEIGHT_BITS == 4
-        for (int64_t panel = from; m.form && panel < to; panel++) product_of_codes(m, in, panel, 0, rows, out);
-        if (m.form) return;
-#endif
-        int streams = few_streams[rows];
-        int64_t apart = (to - from) / streams, rest = from + apart * streams;
-        walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
-        walk_panels(m, in, rest, to - rest, 0, 1, single_panel[rows], out);
+        int64_t streams = PANELS_OF_FEW, apart = (to - from) / streams, rest = from + apart * streams;
+        for (int64_t panel = from; panel < from + apart; panel++) PRODUCT_OF_FEW(panel, apart, streams);
+        for (int64_t panel = rest; panel < to; panel++) PRODUCT_OF_FEW(panel, 0, 1);
         return;
     }
-    int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
-    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? WIDENED(BLOCK_UNITS) * PANEL : 1] __attribute__((aligned(64)));
     for (int64_t unit = next_unit(me, blocks * panels), after; unit >= 0; unit = after) {
         after = next_unit(me, blocks * panels);
-        int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
-        int64_t most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves; /* of a token together */
-        const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
-#if WEIGHT_BITS == 4
-        if (m.form) {
-            product_of_codes(m, in, panel, first, count, out);
-            continue;
-        }
-#endif
-        const uint32_t *w = m.panels + panel * units * PANEL, *coming = after < 0 ? w : m.panels + after % panels * units * PANEL;
-        for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
-            int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;
-            const uint32_t *here = w + k * PANEL, *next = k + BLOCK_UNITS < units ? here + BLOCK_UNITS * PANEL : coming;
-            if (count >= LEAST_WIDE) {
-                widen(here, inside, widened);
-                here = widened;
-            }
-            for (int64_t r = 0; r < count; r += most) {
-                for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
-                    __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
-                kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + words_of(k), in.stride, here,
-                                                             0, inside, k == 0, c + r * PANEL, PANEL);
-            }
-        }
-        for (int64_t r = 0; r < count; r += in.halves)
-            finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
+        int64_t first = unit / panels * BLOCK_ROWS, count = rows - first < BLOCK_ROWS ? rows - first : BLOCK_ROWS;
+        PRODUCT_OF_MANY(unit % panels, (after < 0 ? unit : after) % panels, first, count);
     }
+}
+
+/* The inputs of tokens [from, to) out of all of them, x (tokens, columns). */
+static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int64_t columns) {
+    for (int64_t i = from; i < to; i++) set_input(in, i, x + i * columns, columns);
 }

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import CodedLinear, CodedWeight
+from generation.codes import BLOCK, CodedLinear, CodedWeight, Form
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -33,10 +33,10 @@ from generation.fast.quantized import (
     has_four_bits,
     pack_layer,
     replace_layers,
-    rows_of_units,
 )
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
+PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
 NOTED = 256  # tokens by which second moments are known
 
@@ -75,7 +75,7 @@ class PanelWeight(nn.Module):
     bias: Tensor | None
     words: Tensor | None  # of codes (native/codes.h), as `coarse`
     coarse: Tensor | None
-    kind: tuple[int, int, int] = (0, 0, 0)  # form, bits and span of codes
+    kind: tuple[int, int, int] = (Form.EIGHTHS, 4, BLOCK)  # form, bits and span of codes
 
     def __init__(
         self,
@@ -90,16 +90,17 @@ class PanelWeight(nn.Module):
         library = load_panels(bits or BITS[weight.dtype])
         panel, units = library.ocelli_panel(), library.ocelli_units(self.in_features)
         padding = -self.out_features % panel
-        weight, count = weight.detach(), (self.out_features + padding) // panel
+        weight, count, words = weight.detach(), (self.out_features + padding) // panel, None
         if bits == 4:
-            panels = torch.empty(count, units, panel, dtype=torch.int32)
+            panels, words = (torch.empty(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
             scale = torch.empty(self.out_features + padding)
             importance = _importance(moments, self.in_features)
             at = 0
             for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
-                part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
+                part = rows.float().contiguous()
+                own = (panels[at // panel :], words[at // panel :], scale[at:])
                 given = part.data_ptr(), importance.data_ptr()
-                arguments = (*given, *part.shape, codes.data_ptr(), scales.data_ptr())
+                arguments = (*given, *part.shape, *(one.data_ptr() for one in own))
                 run_pass(partial(library.ocelli_quantize, *arguments), 64 * part.numel())
                 at += len(part)
         else:
@@ -107,28 +108,27 @@ class PanelWeight(nn.Module):
             panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
             where, to = weight.data_ptr(), panels.data_ptr()
             run_pass(lambda made: library.ocelli_pack(where, *weight.shape, to, made), weight.numel())
-        self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         sums = None  # of rows, a few at a time: PyTorch widens them all first
         if scale is not None and bits is None:
             scale = F.pad(scale.detach().float(), (0, padding))
             counted = [rows.sum(1, dtype=torch.int32) for rows in weight.split(_SUMMED)]
             sums = F.pad(torch.cat(counted), (0, padding))
-        self.register_buffer("scale", scale)
-        self.register_buffer("sum", sums)
-        self.register_buffer("words", None)
-        self.register_buffer("coarse", None)
-        self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
+        bias = None if bias is None else F.pad(bias.detach().float(), (0, padding))
+        self._hold(weight=panels, scale=scale, sum=sums, bias=bias, words=words)
 
     @classmethod
     def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
-        """A layer made of weight, scale, sum and bias as another one had them, or of codes."""
+        """A layer made of weight, scale, sum, bias and words as another one had them, or of codes."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = shape
-        for name in ("weight", "scale", "sum", "bias", "words", "coarse"):
-            made.register_buffer(name, parts.get(name))
+        made._hold(**parts)
         return made
+
+    def _hold(self, **parts: Tensor | None) -> None:
+        for name in PARTS:
+            self.register_buffer(name, parts.get(name))
 
     @classmethod
     def of_codes(cls, layer: CodedWeight) -> PanelWeight:
@@ -150,8 +150,8 @@ class PanelWeight(nn.Module):
     @classmethod
     def sharing(cls, other: PanelWeight) -> PanelWeight:
         """A layer with the weights of another one, and no bias."""
-        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum", "words", "coarse")}
-        made = cls.of((other.out_features, other.in_features), **parts)
+        parts = {name: getattr(other, name) for name in PARTS}
+        made = cls.of((other.out_features, other.in_features), **parts | {"bias": None})
         made.kind = other.kind
         return made
 
@@ -183,13 +183,14 @@ class PanelWeight(nn.Module):
         """Its weights as rows on a device, without the rows' scales: int8, or units of four bits."""
         if self.weight.dtype != torch.int32:
             return self.unpacked().to(device)
-        units = self.weight.to(device).transpose(1, 2).flatten(0, 1)[: self.out_features]
-        return rows_of_units(units.unflatten(1, (-1, 9)))
+        parts = (part.to(device).transpose(1, 2).flatten(0, 1) for part in (self.weight, self.words))
+        rows = torch.cat([*parts], 1)[: self.out_features]
+        return F.pad(rows, (0, -rows.shape[1] % 4))
 
     @property
     def matrix(self) -> ctypes.Structure:
         """Its addresses, which hold as long as this module is where it is."""
-        parts = (self.weight, self.scale, self.sum, self.bias, self.words, self.coarse)
+        parts = (getattr(self, name) for name in PARTS)
         addresses = [None if part is None else part.data_ptr() for part in parts]
         return Matrix(*addresses[:4], self.out_features, self.in_features, *addresses[4:], *self.kind)
 

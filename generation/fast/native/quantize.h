@@ -1,6 +1,6 @@
 /* Float weights -> four bits, in panels: for each group the scale and the zero of the least squared error that a search
  * of eight beginnings finds, each followed by one step of least squares, and the best one by two. LANES outputs are
- * searched side by side, rounding each product and sum: every processor finds the same. */
+ * searched side by side, rounding each product and sum: every processor finds the same. The codes' form is EIGHTHS. */
 #pragma once
 #include "panels.h"
 
@@ -67,13 +67,14 @@ static Fit search(const vec *x, const float *importance) {
     return improve(n, all(1.0f) / best.scale, zero, 1, best);
 }
 
-/* weight (rows, columns) -> panels, and the scale of each row: see Matrix. importance: of inputs (columns, padded to
- * BLOCK_COLUMNS), about 1 in each group. */
+/* weight (rows, columns) -> panels, words of groups, and the scale of each row: see Matrix. importance: of inputs (columns,
+ * padded to BLOCK_COLUMNS), about 1 in each group. */
 static void quantize(const float *weight, const float *importance, int64_t rows, int64_t columns, uint32_t *panels,
-                     float *scale, Member *me) {
+                     uint32_t *words, float *scale, Member *me) {
     int64_t units = units_of(columns), pieces = (rows + PANEL - 1) / PANEL * 2;
     for (int64_t piece; (piece = next_unit(me, pieces)) >= 0;) {
         uint32_t *out = panels + piece / 2 * units * PANEL + piece % 2 * LANES;
+        uint32_t *word = words + piece / 2 * (units / 8) * PANEL + piece % 2 * LANES;
         float inverse[LANES] = {0};
         for (int64_t lane = 0, row = piece * LANES; lane < LANES; lane++, row++) {
             float largest = row < rows ? largest_of(weight + row * columns, columns, 1) : 0;
@@ -91,8 +92,8 @@ static void quantize(const float *weight, const float *importance, int64_t rows,
             }
             Fit best = search(x, importance + from);
             uvec first = encoded(best.scale) | (uvec)__builtin_convertvector(best.zero * all(8.0f), ivec) << 9;
-            if (half) *(uvec *)(out - 5 * PANEL) |= first << 16;
-            else *(uvec *)out = first, out += PANEL;
+            if (half) *(uvec *)word |= first << 16, word += PANEL;
+            else *(uvec *)word = first;
             vec inverse_scale = all(1.0f) / best.scale;
             for (int64_t i = 0; i < GROUP; i += 8) {
                 uvec unit = {0};
@@ -106,6 +107,6 @@ static void quantize(const float *weight, const float *importance, int64_t rows,
     }
 }
 void ocelli_quantize(const float *weight, const float *importance, int64_t rows, int64_t columns, uint32_t *panels,
-                     float *scale, Pass *pass) {
-    WITH_TEAM(pass, quantize(weight, importance, rows, columns, panels, scale, &me))
+                     uint32_t *words, float *scale, Pass *pass) {
+    WITH_TEAM(pass, quantize(weight, importance, rows, columns, panels, words, scale, &me))
 }
