@@ -18,7 +18,7 @@ Three more commands have options of their own (python generate.py chat --help):
     python generate.py chat photo.jpg                         # a conversation
     python generate.py batch questions.jsonl --out answers.jsonl
     python generate.py batch photos -q "How many boats are there?" --out answers.jsonl
-    python generate.py where photo.jpg "What is it?" --out where.png --method occlusion
+    python generate.py where photo.jpg "What is it?" --out where.png
 
 The answer goes to stdout while it is made, everything else to stderr: also what the model thinks before it
 answers. A batch reports a bad line in its results and continues. Run it again to resume where it stopped; the

@@ -59,7 +59,7 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import push, save_model
+from training.export import push, save_model, size_of
 from training.feed import Feed
 from training.lora import ADAPTER, add_adapters
 from training.metrics import ROLLOUTS, Metrics, Throughput
@@ -319,10 +319,10 @@ class Run:
     # ------------------------------------------------------------------------------------- now and then
     def _announce(self) -> None:
         config, model = self.config, self.task.model
-        size = sum(p.numel() for p in model.parameters())
+        size = size_of(model.config)
         training = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.metrics.say(
-            f"{size:,} parameters, of which {training:,} train, on {self.ranks.world_size} x "
+            f"{size:,} parameters; {training:,} train, on {self.ranks.world_size} x "
             f"{self.ranks.device}; steps {self.first} to {self.task.steps}"
         )
         if self.task.is_estimate:

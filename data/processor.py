@@ -77,7 +77,7 @@ class Processor:
         self.generation_config = generation_config
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
-        if config is not None:
+        if config is not None and config.vision.num_hidden_layers:
             _check_fit(self, config)
         self.config = config
         self.chat = ChatEncoder(

@@ -79,7 +79,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         checkpoint.processor.chat.check_thinking("--think")
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
-    model = _as_folder(settings.model)
+    model = _as_folder(checkpoint.name)
     for task in tasks:
         output = settings.output or Path("runs/eval") / f"{_as_folder(task.name)}-{model}"
         if settings.output and len(settings.tasks) > 1:
@@ -118,7 +118,7 @@ def _run_own(
 ) -> None:
     if ranks.is_first:
         step = f"{checkpoint.dtype} on {ranks.device}, {checkpoint.fast.name}"
-        print(for_terminal(f"{task}\n   model  {settings.model}, {step}"))
+        print(for_terminal(f"{task}\n   model  {checkpoint.name}, {step}"))
     results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
     if not ranks.is_first:
         return

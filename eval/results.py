@@ -292,12 +292,14 @@ def interval_text(interval: Sequence[float]) -> str:
 
 # --------------------------------------------------------------------------------- what it was measured with
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Name, revision and precision of a model; the revision is the Hub's commit, or a digest of the files."""
+    """Name, revision and precision of a model; the revision is the Hub's commit, or a digest of the files,
+    and a digest of an adapter's."""
     origin = checkpoint.model.origin
     assert origin is not None, "a loaded model knows where it came from"
+    adapter = f"+{files_digest(origin.weights[-1].parent)}" if checkpoint.adapter else ""
     return {
         "name": Path(checkpoint.name).name if Path(checkpoint.name).exists() else checkpoint.name,
-        "revision": origin.commit or files_digest(origin.folder),
+        "revision": (origin.commit or files_digest(origin.folder)) + adapter,
         "dtype": checkpoint.dtype,
         "parameters": checkpoint.num_parameters,
         "max_pixels": checkpoint.processor.images.budget,  # None: its images are cut into tiles

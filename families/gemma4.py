@@ -31,6 +31,7 @@ TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
+MLX = {"language_model.model.": "model.language_model.", "": "model."}
 # The audio tower, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"

@@ -31,6 +31,7 @@ NAME = "idefics3"
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = ("idefics3", "smolvlm")
+MLX = {"language_model.lm_head.": "lm_head.", "language_model.": "model.text_model.", "": "model."}
 PROCESSORS = {NAME: ("Idefics3Processor", "Idefics3ImageProcessor")}
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")

@@ -36,6 +36,7 @@ TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = (NAME,)
 PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
+MLX: dict[str, str] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in

@@ -30,6 +30,7 @@ __all__ = ["build", "image_rule", "open_images", "positions"]
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
 MODEL_TYPES = (NAME, "lfm2-vl")  # the older spelling
+MLX = {"language_model.model.": "model.language_model.", "": "model."}
 BOX_FORMS = dict.fromkeys(MODEL_TYPES, "lfm2.5-vl")
 PROCESSORS = {NAME: ("Lfm2VlProcessor", "Lfm2VlImageProcessor")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling

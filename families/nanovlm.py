@@ -43,6 +43,7 @@ TITLE = "nanoVLM (today's and v0.1)"
 BOX_FORMS: dict[str, str] = {}
 MODEL_TYPES = ("nanovlm",)  # which its config.json lacks: see `families.family_of`
 GGUF: dict[str, Any] = {}
+MLX: dict[str, str] = {}
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.

@@ -1,5 +1,6 @@
 """Qwen3.5 as transformers has it: three gated delta rules (arXiv:2412.06464) to one layer of attention with
-an output gate, norms around 1, and Qwen3-VL's tower without features for further text layers.
+an output gate, norms around 1, and Qwen3-VL's tower without features for further text layers. Or the text
+model alone (`qwen3_5_text`), whose config has a tower without layers.
 
 Config keys and tensor names are those of transformers 5.23. `mtp.*`, which predicts further tokens, is left
 out (of GGUF files, layers after the others).
@@ -12,22 +13,31 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from families import keys, qwen_vl
+from torch import Tensor, nn
+
+from data.chat import chat_template
+from data.errors import ImageError
+from data.tiles import Visual
+from data.tokenizer import AnyTokenizer, open_with
+from families import keys, qwen_images, qwen_vl
 from families.qwen_gguf import GGUF_3_5 as GGUF
-from families.qwen_images import image_rule, open_images
-from families.qwen_vl import build, grid, places, positions, their_inputs
+from families.qwen_images import image_rule
+from families.qwen_vl import grid, places, positions, their_inputs
 from families.saving import write_config, write_text
 from families.sections import text_config, vlm_config
+from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
+from models.language_model import LanguageModel
 
-__all__ = ["GGUF", "build", "grid", "image_rule", "open_images", "places", "positions", "their_inputs"]
+__all__ = ["GGUF", "grid", "image_rule", "places", "positions", "their_inputs"]
 
-NAME = "qwen3_5"
+NAME, ALONE = "qwen3_5", "qwen3_5_text"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
-MODEL_TYPES = (NAME,)
-PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
+MODEL_TYPES = (NAME, ALONE)
+PROCESSORS = dict.fromkeys(MODEL_TYPES, ("Qwen3VLProcessor", "Qwen2VLImageProcessor"))
+MLX = qwen_vl.MLX | {"+1": r"model\.language_model\.(?!.*linear_attn).*norm\.weight"}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*|blk\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.
@@ -43,13 +53,14 @@ _DELTA = {
     "delta_value_heads": keys.Key("linear_num_value_heads", 32),
 }
 # Keys of which other values (mixtures of experts, attention without its gate) need code that is not here.
-_PLAIN = {"model_type": "qwen3_5_text", "attn_output_gate": True, "num_experts": 0}
+_PLAIN = {"model_type": ALONE, "attn_output_gate": True, "num_experts": 0}
 _KINDS = {"full_attention": "attention", "linear_attention": "delta"}
 
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
-    given = keys.section(config, "text_config")
+    alone = config["model_type"] == ALONE
+    given = config if alone else keys.section(config, "text_config")
     keys.expect(given, _PLAIN)
     text = _TEXT | keys.present(given)
     rope = keys.section(text, "rope_scaling") or keys.section(text, "rope_parameters")
@@ -69,7 +80,11 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         layer_types=_layer_types(text),
         **keys.read(text, _DELTA),
     )
-    parts = {"vision": qwen_vl.vision_config(keys.section(config, "vision_config"), NAME), "scale_factor": 1}
+    vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
+    parts: dict[str, Any] = {"vision": vision, "scale_factor": 1}
+    if alone:
+        parts["vision"] = replace(vision, num_hidden_layers=0)
+        config = {**config, "image_token_id": decoder.vocab_size}  # which no prompt has
     return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, family=NAME, **parts)
 
 
@@ -89,7 +104,8 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
     of_qwen_vl, nested = qwen_vl.tensor_map(stored_names), re.compile(r"model\.((language_model\.)*)(\w+)")
     inside = {found[3]: found[1] for found in map(nested.match, stored_names) if found}
     fronts = {"model.visual.": f"model.{inside.get('visual', '')}visual."}
-    fronts["model.language_model."] = f"model.{inside.get('embed_tokens', 'language_model.')}"
+    usual = "language_model." if config is None or config.vision.num_hidden_layers else ""
+    fronts["model.language_model."] = f"model.{inside.get('embed_tokens', usual)}"
 
     def stored_tensor(name: str) -> StoredTensor:
         found = of_qwen_vl(name)
@@ -101,7 +117,7 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
-    """config.json of transformers' Qwen3_5ForConditionalGeneration."""
+    """config.json of transformers' Qwen3_5ForConditionalGeneration, or of Qwen3_5ForCausalLM."""
     text, names = config.text, {ours: theirs for theirs, ours in _KINDS.items()}
     written = write_text(config, dtype)
     rope = {"mrope_section": list(text.rope_sections), "mrope_interleaved": True}
@@ -114,5 +130,43 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "layer_types": [names[kind] for kind in text.layer_types],
         **keys.write(text, _DELTA),
     }
+    if not config.vision.num_hidden_layers:
+        return written
     architecture, tower = "Qwen3_5ForConditionalGeneration", qwen_vl.write_vision(config, NAME)
     return write_config(config, dtype, architecture, NAME, written, tower, _MARKERS)
+
+
+# --------------------------------------------------------------------------------------- the text model alone
+_BLIND = "this is a text model, which sees no images: ask without one (--no-image)"
+
+
+class NoTower(nn.Module):
+    """What stands in the place of tower and projector."""
+
+    def __init__(self, config: VLMConfig):
+        super().__init__()
+        self.config, self.layers = config.vision, nn.ModuleList()
+
+    def forward(self, pixels: Any) -> Tensor:
+        raise ImageError(_BLIND)
+
+
+class NoImages(qwen_images.QwenImages):
+    """The rule by which each image is refused."""
+
+    def plan(self, width: int, height: int) -> Visual:
+        raise ImageError(_BLIND)
+
+
+def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """Tower, projector and text."""
+    if config.vision.num_hidden_layers:
+        return qwen_vl.build(config)
+    return NoTower(config), NoTower(config), LanguageModel(config.text, config.tie_word_embeddings)
+
+
+def open_images(opened: Opened) -> tuple[qwen_images.QwenImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint."""
+    if opened.config["model_type"] != ALONE:
+        return qwen_images.open_images(opened)
+    return NoImages({}), open_with(opened, (qwen_images.IMAGE,)), chat_template(opened)

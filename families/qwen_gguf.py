@@ -119,7 +119,7 @@ _VL = GGUF["qwen3vl_merger"]
 GGUF_3_5 = {
     "qwen3vl_merger": replace(
         _VL, model_type="qwen3_5", texts={"qwen35": "qwen3_5_text"}, read_text=_read_delta, keys=_SSM,
-        joins=_joins,
+        joins=_joins, alone="qwen3_5_text",
         inside={**_VL.inside, "language_model": {
             ".post_attention_layernorm.": ".post_attention_norm.",
             **{f".linear_attn.{ours}": f".{theirs}" for ours, theirs in _IN_DELTA.items()},

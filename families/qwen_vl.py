@@ -39,6 +39,12 @@ BOX_FORMS = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
 MODEL_TYPES = (*KINDS,)
+MLX = {
+    "language_model.model.": "model.language_model.",
+    "language_model.": "",
+    "vision_tower.": "model.visual.",
+    "": "",
+}
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 PROCESSORS = {kind: (f"{name}Processor", "Qwen2VLImageProcessor") for kind, name in _CLASS.items()}
 # Defaults of transformers' configs, where they are not those of a text model of that type.

@@ -10,12 +10,14 @@ what that is held to.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 BLOCK = 64  # columns that rows are padded to
 SUPER = 256  # columns that share a word of `Codes.coarse`
@@ -178,6 +180,33 @@ class Codes:
         return x.flatten(-2)[..., : self.columns]
 
 
+class _Product(torch.autograd.Function):
+    """See `product`."""
+
+    @staticmethod
+    def forward(ctx, x, opened):
+        ctx.opened = opened
+        parts = [F.linear(x, rows) for rows in opened(x.dtype)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        total, at = torch.zeros((), device=gradient.device), 0
+        for rows in ctx.opened(gradient.dtype):
+            part = gradient[..., at : at + len(rows)] @ rows
+            total, at = total + part.float(), at + len(rows)
+        return total.to(gradient.dtype), None
+
+
+def product(x: Tensor, opened: Callable[[torch.dtype], Iterable[Tensor]]) -> Tensor:
+    """x Wᵀ of a frozen matrix: (…, in) -> (…, out), under autocast in its type. `opened` gives the rows of W
+    in a dtype, some at a time: again for the gradient of x, so that autograd keeps none of them, nor x."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return _Product.apply(x.to(dtype), opened)
+
+
 class CodedWeight(nn.Module):
     """A matrix of codes, with a bias or without."""
 
@@ -200,14 +229,24 @@ class CodedWeight(nn.Module):
 
 
 class CodedLinear(CodedWeight):
-    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same."""
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) of the same. `beside` are an adapter's factors A
+    (r, in) and B (out, r), whose x Aᵀ Bᵀ comes on top."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None, beside: tuple[Tensor, Tensor] | None = None):
+        super().__init__(codes, bias)
+        for name, factor in zip(("low", "high"), beside or (None, None)):
+            self.register_buffer(name, factor)
 
     def forward(self, x: Tensor) -> Tensor:
         step, codes = max(1, PARTIAL_FLOATS // self.in_features), self.codes
         starts = range(0, self.out_features, step)
-        parts = (codes[at : at + step].numbers().to(x.dtype) for at in starts)
-        y = torch.cat([F.linear(x, part) for part in parts], -1)
-        return y if self.bias is None else y + self.bias.to(x.dtype)
+        y = product(x, lambda dtype: (codes[at : at + step].numbers().to(dtype) for at in starts))
+        if self.low is not None and self.high is not None:
+            y = y + F.linear(F.linear(x, self.low.to(x.dtype)), self.high.to(x.dtype)).to(y.dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class CodedEmbedding(CodedWeight):

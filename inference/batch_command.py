@@ -24,7 +24,7 @@ from inference.results import only_writer
 from messages import counted, some
 
 # What answers depend on as well, where it is given.
-_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "pick")
+_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "pick")
 
 
 @option

@@ -32,10 +32,11 @@ from inference.forms import Forms
 from inference.kept import load_int4
 from inference.thinking import Thinking
 from messages import one_line
+from models.checkpoints.adapter import read_adapter
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.names import PHOTOGRAPHS
-from models.checkpoints.sources import one_version
+from models.checkpoints.sources import last_name, one_version
 from models.checkpoints.weights import trim
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel
@@ -64,13 +65,14 @@ class Fast:
 class Checkpoint:
     """A model and its processor."""
 
-    name: str  # the folder or repository
+    name: str  # the folder or repository, or the last names of that and of an adapter
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float  # a decode step's compilation included
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8, int4, or the file's
     fast: Fast = Fast()  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
+    adapter: str = ""  # the folder or repository of one that changes its weights
 
     @cached_property
     def features(self) -> FeatureCache:
@@ -94,7 +96,8 @@ class Checkpoint:
         steps = {"decode_step": self.fast.name, "vision_tower": self.fast.tower}
         budget = self.processor.images.budget
         seen = {} if budget is None else {"max_pixels": str(budget)}
-        return {"device": str(self.model.device), "dtype": self.dtype, **steps, **seen}
+        own = {"adapter": self.adapter} if self.adapter else {}
+        return {"device": str(self.model.device), "dtype": self.dtype, **own, **steps, **seen}
 
     @property
     def context(self) -> int:
@@ -185,8 +188,9 @@ def open_checkpoint(
     max_pixels: int | None = None,
     fps: float | None = None,
     max_frames: int | None = None,
+    adapter: str | Path | None = None,
 ) -> Checkpoint:
-    """Load model and processor from a folder or the Hub.
+    """Load model and processor from a folder or the Hub, with a LoRA `adapter` of either.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
@@ -201,7 +205,7 @@ def open_checkpoint(
         expected = " or ".join(PACKED[dtype])
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
-    name = dtype if dtype in PACKED else ""
+    name, changed = dtype if dtype in PACKED else "", None if adapter is None else read_adapter(adapter)
 
     def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
         nonlocal name
@@ -217,7 +221,7 @@ def open_checkpoint(
         return model, Processor.from_pretrained(opened, config=model.config, max_pixels=pixels)
 
     try:
-        model, processor = one_version(source, revision, read)
+        model, processor = one_version(source, revision, read, changed)
     except NoCompiler as error:
         raise RequestError(f"dtype {dtype}: {error}; use int8, which needs none") from None
     name = name or str(model.dtype).removeprefix("torch.")
@@ -225,7 +229,10 @@ def open_checkpoint(
         pack(model, name)
     processor.choose_frames(fps, max_frames)
     trim()
-    return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+    own = "" if adapter is None else str(adapter)
+    called = f"{last_name(str(source))}+{last_name(own)}" if own else str(source)
+    seconds = time.perf_counter() - began
+    return Checkpoint(called, model, processor, seconds, name, adapter=own)
 
 
 def kept_formats(opened: Opened, dtype: str, device: torch.device) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
     if formats := quantized_as(opened):                          # such as ("Q4_K", "Q6_K")
         model = load_codes(opened, torch.device("cpu"))
 
-The language model's matrices keep their codes. What has none there, because the file leaves it in floats (a
-head, say) or in a format without whole codes (NF4, NVFP4, IQ types), is rounded to eight bits in groups of
-32, and a line says so. Tower and projector are bfloat16. Everything small is in the device's arithmetic.
+The language model's matrices keep their codes, on a CPU in the panels that C reads. What has none in the
+file, because it has floats there (a head, say) or a format without whole codes (NF4, NVFP4, IQ types), is
+rounded to eight bits in groups of 32, and a line says so. Tower and projector are bfloat16. Everything small
+is in the device's arithmetic.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,22 +22,25 @@ import torch
 from torch import Tensor, nn
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import load_panels, to_panel
 from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
 from messages import counted
 from models.checkpoints.files import Opened
-from models.checkpoints.quantized import settings_of
+from models.checkpoints.quantized import method_of
 from models.checkpoints.sources import GgufFiles
 from models.checkpoints.weights import FLOATS, trim
 from models.vision_language_model import VisionLanguageModel
 
 logger = logging.getLogger(__name__)
+_LARGE = 2**26  # bytes of weights from which on compiling, 3 to 8 seconds, pays
 
 
 def quantized_as(opened: Opened) -> tuple[str, ...]:
     """The formats of the quantized matrices of a GGUF file, that of most weights first, () where it has none;
     or the method of a folder whose config names one."""
     if not isinstance(opened.files, GgufFiles):
-        return (str(settings_of(opened.config).get("quant_method")),)
+        return (method_of(opened.config)[1],)
     sizes: Counter[str] = Counter()
     for place in opened.files.tensors[0].values():
         sizes[place.type] += (place.end - place.begin) * (place.type not in FLOATS)
@@ -45,23 +50,39 @@ def quantized_as(opened: Opened) -> tuple[str, ...]:
 def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
     """A model with the codes of its files on this device."""
     rounded: Counter[str] = Counter()  # matrices by their formats
+    in_panels = False
+    if device.type == "cpu" and sum(path.stat().st_size for path in opened.weights) >= _LARGE:
+        with suppress(NoCompiler):
+            in_panels = bool(load_panels(4))
+
+    def pack_tower(layer: Any, own: Sequence[str], first: Any) -> nn.Module:
+        if in_panels:
+            return to_panel(pack_layer("bfloat16", layer, own, None), own, first)
+        return pack_layer("bfloat16", layer, own, first)
 
     def put(model: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
         if not (names[0].startswith("language_model.") and is_layer(model, names[0])):
-            put_layers(model, names, read(), lambda *given: pack_layer("bfloat16", *given))
+            put_layers(model, names, read(), pack_tower)
             return
-        entry, _, _, _, part, parts = read.args
-        codes = entry.codes(part, parts)
+        entry, shape, _, _, part, parts = read.args
+        beside = (change := read.keywords.get("change")) and change.beside  # an adapter's factors
+        codes = entry.codes(part, parts) if beside or not change else None
         if codes is None:
             rounded[entry.dtype] += 1
-            codes = Codes.rounded(read())
+            kind = FLOATS.get(entry.dtype, torch.float32)
+            floats = read.func(entry, shape, kind, "cpu", part, parts, **read.keywords)
+            codes, beside = Codes.rounded(floats), None
+        first: Any = None
         codes = codes.to(device)
+        beside = beside and tuple(factor.to(device) for factor in beside)
         for path in (name.removesuffix(".weight") for name in names):
             layer: Any = model.get_submodule(path)
             if isinstance(layer, nn.Embedding):
-                model.set_submodule(path, CodedEmbedding(codes, ARITHMETIC[device.type]))
+                made: Any = CodedEmbedding(codes, ARITHMETIC[device.type])
             else:
-                model.set_submodule(path, CodedLinear(codes, layer.bias))
+                made = CodedLinear(codes, layer.bias, beside)
+            first = to_panel(made, names, first) if in_panels else made
+            model.set_submodule(path, first)
         trim()
 
     model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)

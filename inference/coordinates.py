@@ -13,33 +13,30 @@ from data.tiles import Sizes
 ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
 OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
 _OBJECT = re.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}')  # around no other
-_OBJECT_BEGINS = re.compile(r'\{\s*(?:"([^"]*)("?))?')
-_AROUND = re.compile(r"(?:`{1,3}\w*\s*)?(?:\[\s*)?\Z")  # a list begins, perhaps in a code fence
-_HELD = 2_000  # letters that are waited for: an object is not so long
+_AROUND = re.compile(r"\s*(?:`{1,3}\w*\s*)?(?:\[\s*)?")  # a list begins, perhaps in a code fence
+_HELD = 2_000  # letters that are waited for: a list of numbers is not so long
 
 
 class PixelText:
     """The text of an answer with its coordinates in pixels of an image of these sizes: `put` each piece, then
-    `finish`. Without a form nothing changes; without sizes lines end with a note if there are coordinates."""
+    `finish`. Cut into any pieces, a text becomes the same. Without a form nothing changes, and a form that is
+    no JSON names its own unit. Without sizes lines end with a note if there are coordinates.
+
+    lines: for a person, an answer of nothing but boxes and points is a line for each, at its end, such as
+        `star: box 10 20 60 80`. Otherwise JSON stays JSON, and its lists hold whole pixels.
+    """
 
     def __init__(self, coordinates: Any, sizes: Sizes | None, lines: bool = True):
-        form = spoken_form(coordinates, sizes)
-        self._pixels = Pixels(form, sizes[0], lines) if form and sizes else None
-        self._unsized, self._text = form if lines and not sizes else None, ""
+        self._form, self._sizes, self._lines = spoken_form(coordinates, sizes), sizes, lines
+        self._text = self._held = ""  # of all pieces, and what is not shown yet
 
     def put(self, piece: str) -> str:
         """The text that can be shown with this piece."""
-        if self._pixels is not None:
-            return self._pixels.put(piece)
-        self._text += piece
-        return piece
+        return self._take(piece, last=False)
 
     def finish(self) -> str:
         """The rest of the text."""
-        if self._pixels is not None:
-            return self._pixels.finish()
-        found = None if self._unsized is None else self._unsized.read(self._text, ANY_SIZE)
-        return f"\n{OPEN_NOTE}" if found and (found.boxes or found.points) else ""
+        return self._take("", last=True)
 
     def each(self, pieces: Iterable[str]) -> Iterator[str]:
         """The pieces of a whole answer; Ctrl-C gives what is left of it so far."""
@@ -54,6 +51,31 @@ class PixelText:
         """A whole answer."""
         return self.put(text) + self.finish()
 
+    def _take(self, piece: str, last: bool) -> str:
+        form, text = self._form, self._held + piece
+        self._text += piece
+        if form is not None and self._sizes is None and self._lines and last:
+            found = form.read(self._text, ANY_SIZE)
+            return f"\n{OPEN_NOTE}" if found.boxes or found.points else ""
+        if self._sizes is None or not isinstance(form, JsonForm):
+            return piece
+        size, listed = self._sizes[0], self._lines and _begins_with_thing(form, self._text)
+        things = _OBJECT.findall(text) if listed and last else []
+        lines = [line for one in things for line in lines_of(form.read(one, size))]
+        if lines and not re.search(r"\w", _OBJECT.sub("", _AROUND.sub("", text, count=1))):
+            return "\n".join(lines)
+        certain = len(text) if last else 0 if listed else _certain(form, text)
+        self._held = text[certain:]
+        return rescaled(form, text[:certain], size)
+
+
+def _begins_with_thing(form: JsonForm, text: str) -> bool:
+    """True if a text begins with a box or point, alone or in a list, as far as there is some of it."""
+    around = _AROUND.match(text)
+    assert around is not None, "nothing may stand around"
+    begun = "".join(text[around.end() :][:_HELD].split())
+    return any(f'{{"{name}"'.startswith(begun[: len(name) + 3]) for name in (*form.keys, *LABELS))
+
 
 def spoken_form(coordinates: Any, sizes: Sizes | None) -> CoordinateForm | None:
     """The form in which a model (`Processor.coordinates`) writes boxes and points of an image of these sizes.
@@ -64,68 +86,6 @@ def spoken_form(coordinates: Any, sizes: Sizes | None) -> CoordinateForm | None:
     except ValueError:
         return None
     return form.on(sizes[1]) if form is not None and sizes is not None else form
-
-
-class Pixels:
-    """The text of an answer in pixels of its image, piece by piece: `put` each, then `finish`.
-
-    lines: for a person, each box or point is a line, `star: box 10 20 60 80`. Otherwise JSON stays JSON, and
-        its lists hold whole pixels. Cut into any pieces, a text becomes the same. A form that is no JSON
-        names its own unit, and stays as it is.
-    """
-
-    def __init__(self, form: CoordinateForm, size: Size, lines: bool):
-        self._form, self._size, self._lines = form, size, lines
-        self._held = self._end = ""  # not shown yet; how what is shown ends
-        self._in_list = False  # a thing was the last that was shown
-        self._depth = 0  # open braces of other JSON
-        self._json = Pixels(form, size, lines=False) if lines else None  # whatever is no thing by itself
-
-    def put(self, piece: str) -> str:
-        """The text that can be shown with this piece."""
-        return self._take(piece, last=False)
-
-    def finish(self) -> str:
-        """The text that is left."""
-        return self._take("", last=True)
-
-    def _take(self, piece: str, last: bool) -> str:
-        form, text = self._form, self._held + piece
-        if not isinstance(form, JsonForm):
-            return piece
-        if self._json is None:
-            certain = len(text) if last else _certain(form, text)
-            self._held = text[certain:]
-            return rescaled(form, text[:certain], self._size)
-        spans, certain = _things(form, text, last)
-        self._held = text[certain:]
-        at, counted, shown = 0, 0, list[str]()
-        for begin, end in spans:
-            self._count(text[counted:begin])
-            counted = begin
-            if self._depth > 0:
-                continue  # within other JSON
-            before = _AROUND.split(text[at:begin])[0]
-            shown += [self._between(before), self._json.finish()]
-            line = "\n".join(lines_of(form.read(text[begin:end], self._size)))
-            self._end = "".join(shown)[-1:] or self._end
-            shown.append(line if self._end in ("", "\n") else f"\n{line}")
-            at = counted = end
-            self._in_list = True
-        self._count(text[counted:certain])
-        shown += [self._between(text[at:certain]), self._json.finish() if last else ""]
-        self._end = "".join(shown)[-1:] or self._end
-        return "".join(shown)
-
-    def _count(self, text: str) -> None:
-        self._depth += text.count("{") - text.count("}")
-
-    def _between(self, text: str) -> str:
-        """Text that is no thing, without the marks that separate things from one another."""
-        assert self._json is not None, "of lines"
-        if self._in_list and (text := text.lstrip(" \t\r\n,;.]`")):
-            self._in_list, text = False, f"\n{text}"
-        return self._json.put(text)
 
 
 def rescaled(form: CoordinateForm, text: str, size: Size, back: bool = False) -> str:
@@ -166,33 +126,3 @@ def _certain(form: JsonForm, text: str) -> int:
     name = text[at:].replace("\\", "")
     opened = bool(begun) or any(f'"{key}"'.startswith(name) for key in form.keys)
     return at if opened and len(text) - at < _HELD else len(text)
-
-
-def _things(form: JsonForm, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
-    """The begin and end of each thing that stands by itself or in a list, and the end of the text in which no
-    other one can begin. A thing within other JSON stays JSON."""
-    spans, at, names = list[tuple[int, int]](), 0, (*form.keys, *LABELS)
-    while (at := text.find("{", at)) >= 0:
-        begun, whole = _OBJECT_BEGINS.match(text, at), _OBJECT.match(text, at, at + _HELD)
-        assert begun is not None, "it begins with a brace"
-        name, closed = begun[1] or "", bool(begun[2])
-        may_be = name in names if closed else any(one.startswith(name) for one in names)
-        said = whole[0] if whole else text[at : at + _HELD]
-        is_thing = may_be and any(f'"{key}"' in said for key in form.keys)
-        if whole and is_thing:
-            spans.append(whole.span())
-            at = whole.end()
-            continue
-        goes_on = not whole and may_be and len(text) - at < _HELD and (closed or begun.end() == len(text))
-        if goes_on and not last:
-            break
-        if goes_on and is_thing and "{" not in text[at + 1 :]:
-            spans.append((at, len(text)))  # it was cut off
-            break
-        at += 1
-    certain = len(text) if last or at < 0 else at
-    if not last:
-        around = _AROUND.search(text, spans[-1][1] if spans else 0, certain)
-        assert around is not None, "nothing may stand around"
-        certain = around.start()
-    return spans, certain

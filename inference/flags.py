@@ -27,6 +27,7 @@ _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "hal
 LOG_AFTER = 1.0  # seconds of loading
 MOST_THREADS = 512  # with more, OpenMP ends the process
 MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolvlm-256m (list: prints them)"
+ADAPTER = "LoRA adapter for the model: a folder of peft's or train.py's, or a repository on the Hub"
 STDIN = "-"  # the image that is read from stdin
 _URL = re.compile(r"\w+://|data:", re.IGNORECASE)
 _PATH = re.compile(r"\.{0,2}/|~\w*/")
@@ -108,6 +109,14 @@ def frames_a_second(text: str) -> float:
 device = option(check_device)  # the name of a kind of device, with or without an index
 
 
+@option
+def adapter(name: str) -> str:
+    """A folder or a repository that has an adapter."""
+    if not open_files(name).json("adapter_config.json"):
+        raise ValueError(f"{name} has no adapter_config.json: expected a LoRA adapter as peft saves it")
+    return name
+
+
 def dtype(text: str) -> str:
     """The full name of a dtype."""
     return _DTYPE_ALIASES.get(text, text)
@@ -134,11 +143,12 @@ def add_machine(add: Callable[..., Any]) -> None:
     shown = "shown of a video (default: as the checkpoint says)"
     add("--fps", type=frames_a_second, metavar="N", help=f"frames of a second that are {shown}")
     add("--max-frames", type=positive, metavar="N", help=f"most frames that are {shown}")
+    add("--adapter", type=adapter, metavar="FOLDER", help=ADAPTER)
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     """How `inference.checkpoint.open_checkpoint` is to open a model, as those options say."""
-    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames", "adapter")
     return {name: getattr(args, name) for name in names}
 
 

@@ -406,7 +406,8 @@ class KeptWeights:
     def _identify(self) -> str:
         """A digest of what the numbers depend on; "" while the files of weights are not all here."""
         try:
-            known = [version_of(path) for path in sorted(self._opened.weights_here)]
+            adapter = () if self._opened.adapter is None else self._opened.adapter.files
+            known = [version_of(path) for path in sorted((*self._opened.weights_here, *adapter))]
             config = self._opened.config
         except CheckpointError:
             return ""

@@ -6,7 +6,7 @@ import argparse
 
 from data.errors import ImageError
 from inference import command, flags
-from inference.attribution import METHODS, sheet
+from inference.attribution import sheet
 from inference.command import log
 from inference.errors import RequestError
 from inference.printing import stats_table
@@ -17,9 +17,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command.add_images(parser, needed=True)
     drawn = "image to write: a heat map for each word of the answer (default where.png)"
     parser.add_argument("--out", type=flags.option(sheet), metavar="OUT.png", default="where.png", help=drawn)
-    method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
-    method += "answer less likely"
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help=method)
     args = command.parse_words(parser, arguments)
     if not args.images or len(args.questions) != 1:
         parser.error("expected an image and one question")
@@ -32,14 +29,13 @@ def run(args: argparse.Namespace) -> int:
     options = command.generation_options(args, confidence=False)
     images, (question,) = command.open_images(args.images), args.questions
     from inference.answer import ask_each
-    from inference.attribution import attention, draw, teacher_forcing
+    from inference.attribution import attention, draw
 
     if clips := [one.name for one in images if hasattr(one, "animated")]:
         raise ImageError(f"where: expected images, got the video {clips[0]}")
     checkpoint, options = command.load(args, options)
     command.log_sizes(args.images, images, checkpoint)
-    if args.method == "attention":
-        attention.check_attention(checkpoint)
+    attention.check_attention(checkpoint)
     # The map is made from the features that the answer was.
     (reply,) = ask_each(checkpoint, images, args.questions, options, args.system, keep=True)
     flags.say(checkpoint.pixels(reply.row, not args.grammar, None).each(piece for _, piece in reply))
@@ -47,10 +43,9 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         flags.log(stats_table(result, args.model))
     ids = result["token_ids"][0]
-    if not (words := teacher_forcing.answer_words(checkpoint, ids)):
+    if not (words := attention.answer_words(checkpoint, ids)):
         raise RequestError("the answer has no word to draw a map for")
-    forced = teacher_forcing.ForcedAnswer(checkpoint, images, question, ids, args.system)
-    found = teacher_forcing.drained(draw.STEPS[args.method](forced))
+    found = attention.drained(attention.attention_steps(checkpoint, images, question, ids, args.system))
     draw.save_signed(draw.draw_maps(found, words, question), args.out)
     log(f"{args.out}: where it looked, word by word")
     return 0

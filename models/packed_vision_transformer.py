@@ -29,12 +29,12 @@ Grid = tuple[int, int]  # patches of an image: rows, columns
 class PackedVisionConfig(Checked):
     """A vision transformer over images of their own grids: patches of several stand one after another."""
 
-    may_be_zero: ClassVar = ("table_side", "window")
+    may_be_zero: ClassVar = ("num_hidden_layers", "table_side", "window")
     choices: ClassVar = {"norm": ("layer", "rms"), "merger_norm": ("patch", "block", "none")}
 
     hidden_size: int = 1024
     intermediate_size: int = 4096
-    num_hidden_layers: int = 24
+    num_hidden_layers: int = 24  # 0: there is no tower
     num_attention_heads: int = 16
     num_channels: int = 3
     patch_size: int = 16

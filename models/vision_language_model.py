@@ -62,9 +62,10 @@ class VisionLanguageModel(WholeRows, nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
         put: Put = put_parameter,
+        adapter: str | Path | None = None,
     ) -> VisionLanguageModel:
         """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
-        model = load(cls, source, revision, dtype, device, put)
+        model = load(cls, source, revision, dtype, device, put, adapter)
         prepare_device(model.device)
         return model
 

@@ -16,67 +16,75 @@ from torch import Tensor, nn
 
 from generation.codes import CodedEmbedding, CodedLinear, Codes, Form, packed, pair
 
-GROUP = 32
 DRAWN = ((Form.HALF_ZERO, 4), (Form.BF16_LEAST, 4), (Form.FLOAT_ZERO, 8), (Form.BF16_LEAST, 8), (Form.FP8, 8))
-# What config.json says, by the names of the makers.
+
+
+def _method(name: str, **more: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": name, **more}}
+
+
+def _tensors(bits: int, group: int | None = None, **more: Any) -> dict[str, Any]:
+    """compressed-tensors, where two groups of matrices have other bits and widths."""
+    others = {"targets": ["re:.*other"], "weights": {"num_bits": 12 - bits, "group_size": 16}}
+    weights = {"num_bits": bits, "group_size": group, **more}
+    groups = {"group_0": others, "group_1": {"targets": ["Linear"], "weights": weights}}
+    return _method("compressed-tensors", config_groups=groups, ignore=["lm_head"])
+
+
+def _gptq(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
+    return _method("gptq", bits=bits, group_size=group, **more)
+
+
+def _mlx(bits: int) -> dict[str, Any]:
+    named = {"model.embed_tokens": {"bits": 12 - bits, "group_size": 64}, "lm_head": False}
+    return {"quantization": {"bits": bits, "group_size": 32, "mode": "affine", **named}}
+
+
+# What config.json says, by the names of the makers; -… is what lies otherwise.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "awq": {
-        "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
-    },
-    "gptq": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}},
-    "gptq-8": {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": GROUP}},
-    "gptq-act-order": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP}},
-    "gptq-v2": {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}},
-    "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-    "fp8-rows": {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
-    "int8": {
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
-        }
-    },
-    "int4": {
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
-        }
-    },
-    "int4-zeros": {
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
-        }
-    },
-    "nvfp4": {"quantization_config": {"quant_method": "compressed-tensors"}},
-    "llm-int8": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-    "nf4": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-    "nf4-nested": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-    "mlx-4": {"quantization": {"bits": 4, "group_size": GROUP}},
-    "mlx-8": {"quantization": {"bits": 8, "group_size": GROUP}},
-}
+    "awq": _method("awq", bits=4, group_size=32, version="gemm"),
+    "awq-rows": _method("awq", w_bit=4, q_group_size=-1, version="GEMM"),
+    "gptq": _gptq(), "gptq-8": _gptq(8), "gptq-3": _gptq(3), "gptq-rows": _gptq(group=-1),
+    "gptq-128": _gptq(group=128),
+    "gptq-act-order": _gptq(desc_act=True), "gptq-v2": _gptq(checkpoint_format="gptq_v2"),
+    "gptq-dynamic": _gptq(4, 128, dynamic={"-:.*b": {}, r"+:a\b": {"bits": 8, "group_size": 32}}),
+    "gptq-auto-round": _method("auto-round", bits=4, group_size=32, packing_format="auto_round:auto_gptq"),
+    "fp8": _method("fp8", weight_block_size=[128, 128], activation_scheme="dynamic"),
+    "fp8-block": _tensors(8, strategy="block", block_structure=[16, 32]),
+    "fp8-rows": _method("compressed-tensors", format="float-quantized"),
+    "fp8-tensor": _method("fp8", activation_scheme="static"),
+    "int8": _tensors(8), "int8-zeros": _tensors(8, symmetric=False),
+    "int4": _tensors(4, 32), "int4-zeros": _tensors(4, 32), "int4-rows": _tensors(4),
+    "int4-act-order": _tensors(4, 32),
+    "int4-8": _tensors(8, 32), "int4-float": _tensors(4, 32), "nvfp4": _method("compressed-tensors"),
+    "llm-int8": _method("bitsandbytes", load_in_8bit=True), "nf4": _method("bitsandbytes", load_in_4bit=True),
+    "nf4-nested": _method("bitsandbytes", _load_in_4bit=True),
+    **{f"mlx-{bits}": _mlx(bits) for bits in (2, 3, 4, 5, 6, 8)},
+    "mlx-4-float": _mlx(4),
+}  # fmt: skip
 
 
 def _scales(draw: np.random.Generator, rows: int, groups: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(draw.uniform(0.001, 0.02, (rows, groups))).to(dtype)
 
 
-def _words(codes: np.ndarray, bits: int, order: list[int] | None = None) -> Tensor:
-    """(R, C) codes -> int32 (R, C · bits / 32), number by number: column order[p] is the p-th of its word."""
-    each = 32 // bits
-    order = order or list(range(each))
-    words = np.zeros((codes.shape[0], codes.shape[1] // each), np.uint32)
-    for column in range(codes.shape[1]):
-        place = order.index(column % each)
-        words[:, column // each] |= codes[:, column].astype(np.uint32) << np.uint32(place * bits)
-    return torch.from_numpy(words.view(np.int32).copy())
+def _words(codes: np.ndarray, bits: int, order: Sequence[int] = range(8)) -> Tensor:
+    """(R, C) codes -> int32 (R, C · bits / 32), one number of a row's bits, lowest first: of eight columns
+    order[p] is the p-th."""
+    codes = codes.reshape(len(codes), -1, 8)[..., [*order]].reshape(codes.shape)
+    numbers = (sum(int(code) << bits * at for at, code in enumerate(row)) for row in codes)
+    raw = b"".join(number.to_bytes(codes.shape[1] * bits // 8, "little") for number in numbers)
+    return torch.from_numpy(np.frombuffer(raw, np.int32).reshape(len(codes), -1).copy())
 
 
 def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a matrix by the ends of their names, and its numbers (rows, columns) in float32."""
-    bits = 8 if kind in ("gptq-8", "int8", "mlx-8") else 4
-    codes, groups = draw.integers(0, 2**bits, (rows, columns)), columns // GROUP
-    of = np.arange(columns) // GROUP
-    if kind == "gptq-act-order":
+    bits = {"2": 2, "3": 3, "5": 5, "6": 6, "8": 8, "dynamic": 8}.get(kind.rpartition("-")[2], 4)
+    bits = 8 if kind.startswith("int8") else bits
+    span = 128 if kind == "gptq-128" else columns if kind.endswith("-rows") else 32
+    codes, groups = draw.integers(0, 2**bits, (rows, columns)), -(-columns // span)
+    of = np.arange(columns) // span
+    if kind.endswith("act-order"):
         of = draw.permutation(of)
 
     def each(numbers: Tensor | np.ndarray) -> Tensor:
@@ -84,36 +92,46 @@ def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple
         return torch.as_tensor(numbers).float()[:, of]
 
     whole = torch.from_numpy(codes).float()
-    if kind in ("awq", "gptq", "gptq-8", "gptq-v2", "gptq-act-order"):
+    if kind.startswith(("awq", "gptq")):
         scale, zeros = _scales(draw, rows, groups, torch.float16), draw.integers(1, 2**bits, (rows, groups))
         numbers = (whole - each(zeros)) * each(scale)
-        order = [0, 2, 4, 6, 1, 3, 5, 7] if kind == "awq" else None
-        stored = zeros if kind in ("awq", "gptq-v2") else zeros - 1
+        order = [0, 2, 4, 6, 1, 3, 5, 7] if kind.startswith("awq") else range(8)
+        stored = zeros if kind.startswith("awq") or kind == "gptq-v2" else zeros - 1
         tensors = {"qzeros": _words(stored.T, bits, order), "scales": scale.T.contiguous()}
-        if kind == "awq":
+        if kind.startswith("awq"):
             return tensors | {"qweight": _words(codes.T, 4, order)}, numbers
-        tensors["g_idx"] = torch.from_numpy(of.astype(np.int32))
+        if kind != "gptq-auto-round":
+            tensors["g_idx"] = torch.from_numpy(of.astype(np.int32))
         return tensors | {"qweight": _words(codes, bits).T.contiguous()}, numbers
     if kind.startswith("mlx"):
-        scale, least = (_scales(draw, rows, groups, torch.bfloat16) for _ in range(2))
+        dtype = torch.float32 if kind.endswith("float") else torch.bfloat16
+        scale, least = (_scales(draw, rows, groups, dtype) for _ in range(2))
         words = _words(codes, bits).view(torch.uint32)
         return {"weight": words, "scales": scale, "biases": -least}, whole * each(scale) + each(-least)
     if kind.startswith("fp8"):
         floats = torch.from_numpy(draw.normal(0, 30, (rows, columns))).to(torch.float8_e4m3fn)
-        if kind == "fp8-rows":
-            scale = _scales(draw, rows, 1, torch.bfloat16)
-            return {"weight": floats, "weight_scale": scale}, floats.float() * scale.float()
-        scale = _scales(draw, -(-rows // 128), -(-columns // 128), torch.float32)
-        all_scales = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
-        return {"weight": floats, "weight_scale_inv": scale}, floats.float() * all_scales
-    if kind == "int8":
+        high, wide = {"rows": (1, columns), "tensor": (rows, columns), "block": (16, 32)}.get(
+            kind[4:], (128, 128)
+        )
+        scale = _scales(draw, -(-rows // high), -(-columns // wide), torch.float32)
+        all_scales = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+        name = "weight_scale_inv" if kind == "fp8" else "weight_scale"
+        scale = scale.view(()) if kind == "fp8-tensor" else scale
+        more = {"input_scale": torch.ones(())} if kind == "fp8-tensor" else {}
+        return {"weight": floats, name: scale, **more}, floats.float() * all_scales
+    if kind.startswith("int8"):
         scale, signed = _scales(draw, rows, 1, torch.float32), torch.from_numpy(codes - 128).to(torch.int8)
-        return {"weight": signed, "weight_scale": scale}, signed.float() * scale
+        zero = torch.from_numpy(draw.integers(-9, 9, (rows, 1))).to(torch.int8) * kind.endswith("zeros")
+        more = {"weight_zero_point": zero} if kind.endswith("zeros") else {}
+        return {"weight": signed, "weight_scale": scale, **more}, (signed.float() - zero) * scale
     if kind.startswith("int4"):
-        scale, shape = _scales(draw, rows, groups, torch.bfloat16), torch.tensor([rows, columns])
-        tensors = {"weight_packed": _words(codes, 4), "weight_scale": scale, "weight_shape": shape}
-        if kind == "int4":
-            return tensors, (whole - 8) * each(scale)
+        dtype = torch.float32 if kind.endswith("float") else torch.bfloat16
+        scale, shape = _scales(draw, rows, groups, dtype), torch.tensor([rows, columns])
+        tensors = {"weight_packed": _words(codes, bits), "weight_scale": scale, "weight_shape": shape}
+        if kind.endswith("act-order"):
+            tensors["weight_g_idx"] = torch.from_numpy(of.astype(np.int32))
+        if not kind.endswith("zeros"):
+            return tensors, (whole - 2 ** (bits - 1)) * each(scale)
         zeros = draw.integers(0, 16, (rows + -rows % 8, groups))
         tensors["weight_zero_point"] = _words(zeros.T, 4).T.contiguous()
         return tensors, (whole - each(zeros[:rows])) * each(scale)
@@ -154,6 +172,30 @@ def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple
     tensors |= {"weight.quant_map": table, "weight.quant_state.bitsandbytes__nf4": raw}
     numbers = (table[flat] * largest[np.arange(len(flat)) // 64]).view(rows, columns)
     return tensors, numbers
+
+
+# What mlx-vlm makes of names that begin so.
+_QWEN = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
+         "model.visual.": "vision_tower."}  # fmt: skip
+_OTHERS = {"model.language_model.": "language_model.model.", "model.": ""}
+MLX = {
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), _QWEN), "gemma4": _OTHERS, "lfm2_vl": _OTHERS,
+    "smolvlm": {"lm_head.": "language_model.lm_head.", "model.text_model.": "language_model.", "model.": ""},
+}  # fmt: skip
+_AROUND_ONE = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",
+               "q_norm.weight", "k_norm.weight")  # fmt: skip
+
+
+def to_mlx(kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a folder of transformers' as mlx-vlm saves them: names, kernels, norms."""
+    found = {}
+    for name, tensor in tensors.items():
+        front = next((front for front in MLX[kind] if name.startswith(front)), "")
+        name = MLX[kind].get(front, "") + name.removeprefix(front)
+        if tensor.ndim > 2 and name.endswith("weight"):
+            tensor = tensor.movedim(1, -1).contiguous()
+        found[name] = tensor + 1 if kind == "qwen3_5" and name.endswith(_AROUND_ONE) else tensor
+    return found
 
 
 def drawn(rows: int, columns: int, which: int) -> Codes:

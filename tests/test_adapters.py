@@ -1,4 +1,4 @@
-"""Adapters of peft merged into the bases of every family: what peft merges, or one sentence."""
+"""Adapters of peft on the bases of every family: what peft makes of them, or one sentence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
+import generate
+from data.processor import Processor
+from eval.results import describe_model
+from generation.codes import CodedWeight
+from inference.checkpoint import open_checkpoint
+from inference.kept import identity
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
+from models.checkpoints.files import EMBEDDED
+from models.checkpoints.save import placed, stored_tensors, written
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
 from tests.test_checkpoints_backbones import qwen, siglip
 from tests.test_checkpoints_layouts import renamed
-from tools.convert import convert, verify
+from tests.test_quantized import quantized
+from tools.convert import Probe, verify
+from web.engine import Engine
 
 FAMILIES = (
     "idefics3",
@@ -79,9 +89,13 @@ def make(base: Path, folder: Path, model: nn.Module | None = None, **options) ->
     return folder
 
 
-def merged(base: Path, adapter: Path, folder: Path) -> dict[str, torch.Tensor]:
-    convert(str(base), folder, adapter=adapter, with_processor=False, log=lambda line: None)
-    return dict(opened(folder).state_dict())
+def merged(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """Ours, under transformers' names."""
+    model = VisionLanguageModel.from_pretrained(base, dtype="float32", adapter=adapter)
+    tensors = placed(stored_tensors(model), written(model.config)[1])
+    found = {name: one.make().view(one.shape) for name, one in tensors.items()}
+    table = next(one for name, one in found.items() if name.endswith("embed_tokens.weight"))
+    return {"lm_head.weight": table} | found
 
 
 def expected(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
@@ -97,7 +111,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """All that our model has: no part that hears, no pooling."""
     names = {name for name in other if "audio" not in name and "vision_tower.head" not in name}
     assert names <= one.keys()
-    return not [name for name in names if not torch.equal(one[name], other[name])]
+    return not [name for name in names if not torch.allclose(one[name], other[name], 1e-5, 1e-6)]
 
 
 OPTIONS = {
@@ -136,7 +150,7 @@ def test_merged_as_peft_merges(bases, tmp_path, kind, what):
         projector = [n for n in layers(model, "vision") if "layers." not in n and "blocks." not in n]
         options["modules_to_save"] = [norm, *projector[:1]]
     adapter = make(bases[kind], tmp_path / "adapter", model, target_modules=targets, **options)
-    found = merged(bases[kind], adapter, tmp_path / "to")
+    found = merged(bases[kind], adapter)
     assert same(found, expected(bases[kind], adapter))
     assert not same(found, opened(bases[kind]).state_dict())
 
@@ -163,9 +177,10 @@ def test_a_tied_model_is_tied_no_longer_where_one_of_both_learns(bases, tmp_path
         target_modules=inside + targets,
         modules_to_save=saved or None,
     )
-    found = merged(bases[kind], adapter, tmp_path / "to")
+    found = merged(bases[kind], adapter)
     assert same(found, expected(bases[kind], adapter))
-    assert json.loads((tmp_path / "to" / "config.json").read_text())["tie_word_embeddings"] is False
+    model = VisionLanguageModel.from_pretrained(bases[kind], adapter=adapter)
+    model.save_pretrained(tmp_path / "to")
     assert not VisionLanguageModel.from_pretrained(tmp_path / "to").config.tie_word_embeddings
     again = opened(tmp_path / "to")
     assert not torch.equal(again.get_output_embeddings().weight, again.get_input_embeddings().weight)
@@ -201,7 +216,7 @@ def test_other_spellings_are_read(bases, tmp_path, kind, spelling):
     other = respelled(adapter, tmp_path / "other", lambda name: SPELLINGS[spelling](name, text))
     names = [load_file(one / "adapter_model.safetensors").keys() for one in (adapter, other)]
     assert names[0] != names[1]
-    assert same(merged(bases[kind], other, tmp_path / "to"), expected(bases[kind], adapter))
+    assert same(merged(bases[kind], other), expected(bases[kind], adapter))
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
@@ -210,7 +225,7 @@ def test_a_tower_before_4_52(bases, tmp_path, kind):
         bases[kind], tmp_path / "adapter", target_modules=layers(opened(bases[kind]), "vision")[:3]
     )
     other = respelled(adapter, tmp_path / "other", lambda name: name.replace(".model.visual.", ".visual."))
-    assert same(merged(bases[kind], other, tmp_path / "to"), expected(bases[kind], adapter))
+    assert same(merged(bases[kind], other), expected(bases[kind], adapter))
 
 
 NESTED = [
@@ -229,7 +244,7 @@ def test_a_base_whose_names_transformers_does_not_know_keeps_its_weights(bases, 
     adapter = make(bases[kind], tmp_path / "adapter", target_modules=layers(opened(bases[kind]), "text")[:2])
     shutil.copytree(bases[kind], tmp_path / "nested")
     renamed(tmp_path / "nested", names)
-    assert same(merged(tmp_path / "nested", adapter, tmp_path / "to"), expected(bases[kind], adapter))
+    assert same(merged(tmp_path / "nested", adapter), expected(bases[kind], adapter))
 
 
 @pytest.mark.slow(but=1)
@@ -245,7 +260,7 @@ def test_all_of_a_part_with_its_scales_and_bounds(bases, tmp_path, part):
     learnt = [name for name in tensors if name.removeprefix("base_model.model.") in buffers]
     assert learnt
     save_file(tensors | {name: tensors[name] + 0.25 for name in learnt}, path)
-    assert same(merged(base, adapter, tmp_path / "to"), expected(base, adapter))
+    assert same(merged(base, adapter), expected(base, adapter))
 
 
 @pytest.mark.parametrize("two", [False, True])
@@ -260,7 +275,7 @@ def test_a_tied_model_whose_text_part_learns_keeps_its_head(bases, tmp_path, two
         tensors = {name: one for name, one in tensors.items() if "text_model" not in name}
         tensors["base_model.model.model.text_model.embed_tokens.weight"] = table
         save_file(tensors | {"base_model.model.lm_head.weight": table + 1}, path)
-    found = merged(base, adapter, tmp_path / "to")
+    found = merged(base, adapter)
     if two:
         assert torch.equal(found["lm_head.weight"], table + 1)
         assert torch.equal(found["model.text_model.embed_tokens.weight"], table)
@@ -269,10 +284,9 @@ def test_a_tied_model_whose_text_part_learns_keeps_its_head(bases, tmp_path, two
 
 
 # --------------------------------------------------------------------------------- what does not fit
-def complaint(base: Path, adapter: Path, folder: Path) -> str:
+def complaint(base: Path, adapter: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        merged(base, adapter, folder)
-    assert not folder.exists()
+        merged(base, adapter)
     return str(caught.value)
 
 
@@ -281,33 +295,33 @@ def test_whose_names_and_shapes_are_which_is_said(bases, tmp_path):
     text = layers(opened(base), "text")
     adapter = make(base, tmp_path / "adapter", target_modules=[text[0], text[-1]])
     deeper = respelled(adapter, tmp_path / "deeper", lambda name: name.replace("layers.3.", "layers.30."))
-    said = complaint(base, deeper, tmp_path / "to")
+    said = complaint(base, deeper)
     assert str(deeper) in said and "layers.30.mlp.down_proj" in said
     attention = [name for name in text if "layers.0.self_attn.q_proj" in name]
     of_another = make(base, tmp_path / "another", target_modules=attention)
-    said = complaint(other, of_another, tmp_path / "to")
+    said = complaint(other, of_another)
     assert attention[0] in said and "the base" in said
     path = of_another / "adapter_model.safetensors"
     wider = {name: one.repeat(1, 2) if "lora_A" in name else one for name, one in load_file(path).items()}
     save_file(wider, path)
-    said = complaint(base, of_another, tmp_path / "to")
-    assert "128]" in said and "64]" in said and str(of_another) in said
+    said = complaint(base, of_another)
+    assert "128)" in said and "64)" in said and str(of_another) in said
     lost = respelled(
         adapter, tmp_path / "lost", lambda name: re.sub(r"model\.model\..*\.lora", "stem.lora", name)
     )
-    said = complaint(base, lost, tmp_path / "to")
+    said = complaint(base, lost)
     assert "stem" in said and "stem.weight" not in said and "lm_head" not in said
     biased = respelled(adapter, tmp_path / "biased", lambda name: name)
     path = biased / "adapter_model.safetensors"
     tensors = load_file(path)
     name = next(name for name in tensors if "lora_B" in name)
     save_file(tensors | {name.replace("weight", "bias"): torch.ones(len(tensors[name]))}, path)
-    assert str(biased) in complaint(base, biased, tmp_path / "to")
+    assert str(biased) in complaint(base, biased)
     half = respelled(adapter, tmp_path / "half", lambda name: name.replace("lora_B", "lora_A.other"))
-    assert str(half) in complaint(base, half, tmp_path / "to")
+    assert str(half) in complaint(base, half)
     cut = half / "adapter_model.safetensors"  # as a download that broke off
     cut.write_bytes(cut.read_bytes()[:-8])
-    assert str(cut) in complaint(base, half, tmp_path / "to")
+    assert str(cut) in complaint(base, half)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +333,7 @@ def test_the_file_of_weights_says_which_layers_there_are(bases, tmp_path, change
     wanted = expected(base, adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
-    assert same(merged(base, adapter, tmp_path / "to"), wanted)
+    assert same(merged(base, adapter), wanted)
 
 
 @pytest.mark.slow(but=4)
@@ -343,7 +357,7 @@ def test_what_is_not_merged_is_refused(bases, tmp_path, changed):
     adapter = make(base, tmp_path / "adapter", target_modules=layers(opened(base), "text")[::5])
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
-    assert str(adapter) in complaint(base, adapter, tmp_path / "to")
+    assert str(adapter) in complaint(base, adapter)
 
 
 def test_the_check_is_measured_against_the_spread_of_the_logits():
@@ -353,3 +367,82 @@ def test_the_check_is_measured_against_the_spread_of_the_logits():
         verify("shifted", logits, logits + 1e-4, lambda line: None)
     wide = 1e4 * torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     verify("rounded", wide, wide * (1 + 1e-6), lambda line: None)
+
+
+# --------------------------------------------------------------------------------------- while it runs
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("kind", ["internvl", "idefics3", "qwen3_5"])
+@torch.no_grad()
+def test_logits_are_those_of_peft(bases, tmp_path, kind):
+    """Unmerged there: of text, tower and projector together."""
+    adapter = make(bases[kind], tmp_path / "adapter", r=3, target_modules="all-linear")
+    model = VisionLanguageModel.from_pretrained(bases[kind], dtype="float32", adapter=adapter)
+    probe = Probe.of(model.config, None)
+    theirs = PeftModel.from_pretrained(opened(bases[kind]), str(adapter)).eval()
+    verify("with an adapter", probe.theirs(theirs, model.config), probe.ours(model), lambda line: None)
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("kind", ["awq", "nf4", "fp8"])
+@torch.no_grad()
+def test_beside_codes(bases, tmp_path, kind):
+    """What the opened weights give with the adapter merged into them."""
+    shutil.copytree(bases["qwen3_vl"], tmp_path / "base")
+    text = layers(opened(bases["qwen3_vl"]), "text")
+    adapter = make(
+        bases["qwen3_vl"], tmp_path / "adapter", lora_alpha=64, target_modules=[*text[::2], "lm_head"]
+    )
+    quantized(tmp_path / "base", kind)
+    checkpoint = open_checkpoint(tmp_path / "base", adapter=adapter)
+    alone = open_checkpoint(tmp_path / "base")
+    assert checkpoint.dtype == alone.dtype and checkpoint.settings != alone.settings
+    whole = VisionLanguageModel.from_pretrained(tmp_path / "base", dtype="float32", adapter=adapter)
+    ids = torch.tensor([[5, 6, 7, 8]])
+
+    def logits(model: VisionLanguageModel) -> torch.Tensor:
+        lm = model.language_model
+        return lm.logits(lm(lm.embed(ids))[0])
+
+    kept = 0
+    for name, layer in checkpoint.model.named_modules():
+        if isinstance(layer, CodedWeight):
+            low = getattr(layer, "low", None)
+            numbers = layer.codes.numbers() + (0 if low is None else layer.high @ low)
+            own = whole.get_submodule(name)
+            kept += torch.allclose(own.weight, numbers, atol=1e-5)
+            own.weight = nn.Parameter(numbers)
+    assert kept == (0 if kind == "nf4" else len(text))  # all but table and head
+    expected = logits(whole)
+    assert (logits(checkpoint.model) - expected).norm() < 1e-4 * expected.norm()
+    assert (logits(alone.model) - expected).norm() > 0.2 * expected.norm()
+    assert (logits(checkpoint.compiled().model) - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.fixture(scope="module")
+def of_embedded(tmp_path_factory) -> Path:
+    """An adapter of the embedded model, with which it says something else."""
+    folder, base = tmp_path_factory.mktemp("adapter") / "mine", opened(EMBEDDED / "ocelli-shapes")
+    return make(
+        EMBEDDED / "ocelli-shapes", folder, base, r=2, lora_alpha=64, target_modules=layers(base, "text")
+    )
+
+
+def test_generate_answers_with_it(of_embedded, capsys):
+    """As with the model that has it merged; rounded weights that are kept, and kept prefixes, are others."""
+    asked = ["assets/example.png", "-q", "What colour is the star?", "--json", "--max-new-tokens", "8"]
+    answers = {}
+    for dtype in ("float32", "int8", "int4"):
+        for more in ([], ["--adapter", str(of_embedded)]):
+            assert generate.main([*asked, "--dtype", dtype, *more]) == 0
+            said = json.loads(capsys.readouterr().out)
+            assert said.get("adapter") == (more[1] if more else None)
+            answers[dtype, bool(more)] = said["token_ids"]
+    assert answers["float32", True] != answers["float32", False]
+    model = VisionLanguageModel.from_pretrained("ocelli-shapes", adapter=of_embedded)
+    processor = Processor.from_pretrained("ocelli-shapes", config=model.config)
+    inputs = processor.ask("assets/example.png", "What colour is the star?")
+    assert model.generate(**inputs, max_new_tokens=8).tolist() == answers["float32", True]
+    assert answers["int4", True] != answers["int4", False]
+    one, other = (open_checkpoint("ocelli-shapes", adapter=own) for own in (None, of_embedded))
+    assert identity(one) != identity(other) and describe_model(one) != describe_model(other)
+    assert Engine(other).checkpoint.name == "ocelli-shapes+mine"

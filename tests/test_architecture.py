@@ -81,6 +81,7 @@ FLOORS = {
 }
 # A checkpoint's files, found by a name and parsed.
 FILES = tuple(f"models.checkpoints.{name}" for name in ("files", "sources", "hub"))
+OPENED = tuple(f"inference.{name}" for name in ("checkpoint", "coded", "kept"))  # weights in few bits
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
@@ -100,7 +101,7 @@ MAY_IMPORT = {
     "data": {"data", "models.config", *FILES, "families"},
     "shapes": {"shapes"},
     **{name: {*FLOORS["scores"], "data.boxes"} for name in FLOORS["scores"]},
-    "training": {"training", "models", "families", "data", "generation", *FLOORS["scores"]},
+    "training": {"training", "models", "families", "data", "generation", *FLOORS["scores"], *OPENED},
     "inference": {"inference", "models", "families", "generation", "data"},
     "web": {"web", "inference", "models", "families", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,

@@ -1,4 +1,4 @@
-"""Where it looked: attention against transformers', maps and occlusion against images, and what is drawn."""
+"""Where it looked: attention against transformers', maps against images, and what is drawn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from PIL import Image
 
 from generation.options import GenerationOptions
 from inference import draft
-from inference.attribution import draw, occlusion
-from inference.attribution.attention import AttentionMaps, attention_rows, attention_steps
-from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_steps
-from inference.attribution.teacher_forcing import (
-    ForcedAnswer,
+from inference.attribution import draw
+from inference.attribution.attention import (
+    AttentionMaps,
     Word,
     answer_words,
+    attention_rows,
+    attention_steps,
     drained,
     place_on_image,
 )
@@ -25,7 +25,7 @@ from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import Conversation
 from models import VisionLanguageModel
 from tests import tiny
-from tests.maps import attention_maps, occlusion_maps
+from tests.maps import attention_maps
 from tests.processors import draw_image, embedded, processor
 
 ANSWER = [40, 41, 9, 42]
@@ -36,16 +36,6 @@ CASES = ("smolvlm-2-tiles", "smolvlm-one-kv-head", "idefics3-own-head-dim", "ide
 @pytest.fixture(scope="module")
 def checkpoint(model_folder):
     return open_checkpoint(model_folder, device="cpu")
-
-
-def plain_log_probabilities(checkpoint, images, question, answer) -> np.ndarray:
-    """Of an answer, by one plain forward pass over images as they are given."""
-    inputs = checkpoint.processor.ask(images, question)
-    ids = torch.cat((inputs["input_ids"], torch.tensor([answer])), 1)
-    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask") if name in inputs}
-    with torch.no_grad():
-        logits = checkpoint.model(ids, **pixels).logits[0, -len(answer) - 1 : -1]
-    return logits.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)].double().numpy()
 
 
 # ------------------------------------------------------------------------------------------------ attention
@@ -136,34 +126,6 @@ def test_a_token_lies_where_the_processor_took_it_from(kind, size):
             assert (spread > 0).sum() == tiles
 
 
-# ------------------------------------------------------------------------------------------------ occlusion
-def assert_regions_hold(found: OcclusionMaps, checkpoint, images, question, answer, regions) -> None:
-    """What the map says of each region is what the model says of images greyed there beforehand."""
-    for number in regions:
-        region = found.regions[number]
-        changed = list(images)
-        place = found.shapes[region.image]
-        changed[region.image] = greyed(images[region.image], region, place)
-        expected = plain_log_probabilities(checkpoint, changed, question, answer)
-        assert np.abs(found.occluded[number] - expected).max() <= 1e-4, region
-
-
-def test_a_greyed_region_is_a_greyed_image(checkpoint, monkeypatch):
-    monkeypatch.setattr(occlusion, "WINDOW", 0.5)
-    images = [draw_image(40, 30), draw_image(24, 50, seed=2)]
-    found = occlusion_maps(checkpoint, images, "how many?", ANSWER)
-    expected = plain_log_probabilities(checkpoint, images, "how many?", ANSWER)
-    assert np.abs(found.base - expected).max() <= 1e-4
-    assert {region.image for region in found.regions} == {0, 1} and found.shapes == [(3, 4), (4, 2)]
-    assert_regions_hold(found, checkpoint, images, "how many?", ANSWER, (0, 7, len(found.regions) - 4))
-    assert [own.shape for own in found.of([0])] == found.shapes
-    for image, shape in enumerate(found.shapes):  # windows cover every cell alike
-        counts = np.zeros(shape)
-        for region in found.regions:
-            counts[region.top : region.bottom, region.left : region.right] += region.image == image
-        assert (counts == 4).all()
-
-
 def asked_in_a_conversation(checkpoint, image) -> None:
     Conversation(checkpoint).send("how many?", [image], SHORT).finish()
 
@@ -184,13 +146,9 @@ def test_what_the_answer_was_made_from_is_not_encoded_again(model_folder, monkey
     monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
     found = attention_maps(checkpoint, [image], "how many?", ANSWER)
     assert not seen and np.allclose(found.maps[0], expected.maps[0], atol=1e-6)
-    kept = len(checkpoint.features)
-    occlusion_maps(checkpoint, [image], "how many?", ANSWER)
-    assert seen and len(checkpoint.features) == kept  # what was greyed is kept by nobody
 
 
-@pytest.mark.parametrize("look", [attention_steps, occlusion_steps])
-def test_nobody_waits_for_more_than_a_tile_or_a_block(model_folder, monkeypatch, look):
+def test_nobody_waits_for_more_than_a_tile_or_a_block(model_folder, monkeypatch):
     """Others are answered between two steps: what a step does at most is what they wait for."""
     checkpoint, work = open_checkpoint(model_folder, device="cpu"), []
     model = checkpoint.model
@@ -198,37 +156,13 @@ def test_nobody_waits_for_more_than_a_tile_or_a_block(model_folder, monkeypatch,
     monkeypatch.setattr(model, "encode_images", lambda t, *a: work.append(len(t)) or encode(t, *a))
     for block in model.language_model.layers:
         block.register_forward_hook(lambda *_: work.append(1))
-    steps, most = look(ForcedAnswer(checkpoint, [draw_image(40, 30)], "how many?", ANSWER)), 0
+    steps, most = attention_steps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER), 0
     for _ in steps:
         most = max(most, sum(work))
         work.clear()
     assert most == 1 >= sum(work)
 
 
-@pytest.mark.slow
-def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
-    seen = []
-    encode = checkpoint.model.encode_images
-    monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
-    monkeypatch.setattr(occlusion, "WINDOW", 0.1)
-    checkpoint.features.clear()
-    found = occlusion_maps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER)
-    tiles = len(checkpoint.processor.cut(draw_image(40, 30)).parts)
-    assert tiles == 13 and len(found.regions) < sum(seen) - tiles < 5.5 * len(found.regions)
-
-
-def test_a_fall_lies_where_its_windows_overlap():
-    """A 1 x 3 image, windows of 2: the middle one hides what the first token hangs on, by half in both."""
-    regions = [Region(0, 0, 0, 1, 1), Region(0, 0, 0, 1, 2), Region(0, 0, 1, 1, 3), Region(0, 0, 2, 1, 3)]
-    base, half = np.log([0.8, 0.5]), math.log(0.4)
-    hidden = np.array([base, [half, base[1]], [half, base[1]], base])
-    found = OcclusionMaps([Image.new("RGB", (3, 1))], [(1, 3)], regions, base, hidden, "")
-    assert np.allclose(found.of([0])[0], [[0.2, 0.4, 0.2]])
-    assert np.allclose(found.of([0, 1])[0], [[0.1, 0.2, 0.1]])  # 0.8 · 0.5 falls to 0.4 · 0.5
-    assert found.probabilities([0, 1])[0] == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize("look", [attention_maps, occlusion_maps])
 @pytest.mark.parametrize(
     "images, answer, field",
     [
@@ -238,9 +172,9 @@ def test_a_fall_lies_where_its_windows_overlap():
         ([draw_image(8, 8)], [1] * 600, "context"),
     ],
 )
-def test_what_cannot_be_looked_at(checkpoint, look, images, answer, field):
+def test_what_cannot_be_looked_at(checkpoint, images, answer, field):
     with pytest.raises(RequestError, match=field):
-        look(checkpoint, images, "how many?", answer)
+        attention_maps(checkpoint, images, "how many?", answer)
 
 
 # ----------------------------------------------------------------------------------------------------- words
@@ -286,17 +220,11 @@ def test_the_hot_cell_glows():
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    "how",
-    [
-        ("--method", "attention", "--dtype", "int8"),
-        ("--method", "occlusion", "--dtype", "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize("how", [("--dtype", "int8"), ("--dtype", "bfloat16")])
 def test_the_answer_stays_and_the_sheet_is_written(cli, photo, tmp_path, monkeypatch, how):
     """A full disk leaves the earlier sheet as it was."""
     out, ask = tmp_path / "where.png", ("-q", "how many?", "--max-new-tokens", 4)
-    _, plain, _ = cli(photo, photo, *ask, *how[-2:])
+    _, plain, _ = cli(photo, photo, *ask, *how)
     status, answer, err = cli("where", photo, photo, *ask, "--out", out, *how)
     assert (status, answer) == (0, plain) and str(out) in err and err.count("\n") == 1
     with Image.open(out) as sheet:

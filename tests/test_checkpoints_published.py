@@ -11,8 +11,12 @@ from transformers import AutoConfig
 from families import idefics3
 from families.saving import text_family
 from families.sections import TEXT_KEYS, VISION_KEYS
+from generation.fast.network import DECODER
+from generation.fast.quantized import rounded_bytes
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, parameter_shapes
+from models.checkpoints.names import MODELS
+from training.plan import stored_shape
 
 SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
 SIGLIP_BASE = {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16}
@@ -110,3 +114,24 @@ def test_defaults_are_those_of_transformers(published, tmp_path):
     assert ours.text.rope_theta == text.rope_parameters["rope_theta"]
     assert (ours.scale_factor, ours.image_token_id) == (theirs.scale_factor, theirs.image_token_id)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "in_four_bits"),
+    [
+        ("qwen3-vl-8b", 8_767_123_696, 5.21),
+        ("qwen3.5-9b", 9_409_813_744, 5.52),
+        ("qwen2.5-vl-7b", 8_292_166_656, 4.98),
+        ("internvl3.5-8b", 8_528_318_464, 4.96),
+    ],
+)
+def test_the_largest_sizes(name, parameters, in_four_bits):
+    """Of what a plan needs no network for: the download that is listed, and what a CPU has of it in int4."""
+    known = MODELS[name]
+    model = empty_model(VisionLanguageModel, stored_shape(known.repo))
+    shapes = parameter_shapes(model)
+    assert sum(map(math.prod, shapes.values())) == parameters
+    assert abs(known.gigabytes - 2e-9 * parameters) < 0.06
+    rounded = 1e-9 * sum(rounded_bytes("int4", name, shape) for name, shape in shapes.items())
+    assert rounded == pytest.approx(in_four_bits, abs=0.006)
+    assert DECODER.unknown(model.language_model) is None

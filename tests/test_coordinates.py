@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from data.boxes import COORDINATES, Box, Located, Point
 from data.processor import Processor, coordinates_of
 from families.qwen_images import QwenImages
-from inference.coordinates import Pixels, rescaled
+from inference.coordinates import PixelText, rescaled
 from tests import qwen_checkpoints
 
 
@@ -217,7 +217,8 @@ STAR_JSON, STAR_LINE = (
     "star: box 200 50 400 150",
 )
 DOT_JSON, DOT_LINE = DOT.replace("[500, 0]", "[200, 0]"), "d}o{t: point 200 0"
-# What a model writes about an image of 400 x 200 pixels -> JSON for a program, text for a person.
+# What a model writes about an image of 400 x 200 pixels -> JSON for a program, text for a person where that
+# is another.
 READ = {
     "There is none.": ("There is none.", "There is none."),
     f"[{STAR}]": (f"[{STAR_JSON}]", STAR_LINE),
@@ -225,15 +226,22 @@ READ = {
     f"{DOT}\n{STAR}": (f"{DOT_JSON}\n{STAR_JSON}", f"{DOT_LINE}\n{STAR_LINE}"),
     f"Here:\n```json\n[\n  {STAR}\n]\n```\nIt is [red].": (
         f"Here:\n```json\n[\n  {STAR_JSON}\n]\n```\nIt is [red].",
-        f"Here:\n{STAR_LINE}\nIt is [red].",
     ),
+    f"```json\n[\n  {STAR},\n  {DOT}\n]\n```": (
+        f"```json\n[\n  {STAR_JSON},\n  {DOT_JSON}\n]\n```",
+        f"{STAR_LINE}\n{DOT_LINE}",
+    ),
+    f"[{STAR}] and [{DOT}]": (f"[{STAR_JSON}] and [{DOT_JSON}]",),
     'It is [{"label": "star", "bbox": [0.5, 0.25, 1.0, 0.75]}].': (
         'It is [{"label": "star", "bbox": [200, 50, 400, 150]}].',
-        f"It is \n{STAR_LINE}",
     ),
-    # Within other JSON, a thing is no line.
-    f'{{"count": 1, "shapes": [{STAR}]}}': (f'{{"count": 1, "shapes": [{STAR_JSON}]}}',) * 2,
-    f'{{"id": 7, {STAR[1:]}': (f'{{"id": 7, {STAR_JSON[1:]}',) * 2,
+    '[{"label": "star", "bbox": [0.5, 0.25, 1.0, 0.75]}]': (
+        '[{"label": "star", "bbox": [200, 50, 400, 150]}]',
+        STAR_LINE,
+    ),
+    # Within other JSON or among words, a thing is no line.
+    f'{{"count": 1, "shapes": [{STAR}]}}': (f'{{"count": 1, "shapes": [{STAR_JSON}]}}',),
+    f'{{"id": 7, {STAR[1:]}': (f'{{"id": 7, {STAR_JSON[1:]}',),
     # What is no box is in the same unit as what is one, and is said to be none.
     '{"bbox_2d": [1000, 0, 500, 10]}': (
         '{"bbox_2d": [400, 0, 200, 2]}',
@@ -241,30 +249,29 @@ READ = {
     ),
     f'[{STAR}, {{"bbox_2d": [5': (
         f'[{STAR_JSON}, {{"bbox_2d": [5',
-        f'{STAR_LINE}\nmalformed: JSON that is broken or cut off: {{"bbox_2d": [5',
     ),
     '{"bbox_2d": [], "label": "x"}': ('{"bbox_2d": [], "label": "x"}', 'malformed: expected 4 numbers: '
                                       '{"bbox_2d": [], "label": "x"}'),
-    r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox': (r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox',) * 2,
-    "if (x) {\n  y = {\"b\": [1]}\n}\n\n": ("if (x) {\n  y = {\"b\": [1]}\n}\n\n",) * 2,
+    r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox': (r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox',),
+    "if (x) {\n  y = {\"b\": [1]}\n}\n\n": ("if (x) {\n  y = {\"b\": [1]}\n}\n\n",),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", READ)
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_reader_gets_pixels_however_the_answer_is_cut_into_pieces(answer, lines):
-    form, random_ = COORDINATES["lfm2.5-vl" if '"bbox"' in answer else "qwen3-vl"], random.Random(answer)
+    form, random_ = "lfm2.5-vl" if '"bbox"' in answer else "qwen3-vl", random.Random(answer)
     for number in range(60):
-        pixels, shown, at = Pixels(form, (400, 200), lines), "", 0
+        pixels, shown, at = PixelText(form, ((400, 200), (400, 200)), lines), "", 0
         cuts = [] if number == 0 else sorted(random_.choices(range(len(answer)), k=random_.randint(1, 40)))
         for cut in [*cuts, len(answer)]:
             shown += pixels.put(answer[at:cut])
             at = cut
-        assert shown + pixels.finish() == READ[answer][lines]
+        assert shown + pixels.finish() == READ[answer][-1 if lines else 0]
 
 
 def test_text_comes_as_it_is_written_where_it_holds_no_coordinates():
-    pixels = Pixels(COORDINATES["qwen3-vl"], (400, 200), lines=True)
+    pixels = PixelText("qwen3-vl", ((400, 200), (400, 200)))
     shown = "".join(map(pixels.put, ['{"caption": "A boat', " on the", ' sea", "n', '": 3']))
     assert len(shown) > 30  # and not only when the object ends
 

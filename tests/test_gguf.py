@@ -22,6 +22,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from benchmarks.gguf_files import write_file
+from data.errors import ImageError
 from data.processor import Processor
 from inference.coded import load_codes
 from models import VisionLanguageModel
@@ -157,6 +158,18 @@ def test_a_model_is_the_one_that_was_converted(checkpoints, converted, kind):
         assert torch.equal(one.pixels, other.pixels) and torch.equal(one.values, other.values)
 
 
+@torch.no_grad()
+def test_a_text_part_without_a_tower(converted, tmp_path):
+    """Opens where the family has text models alone."""
+    whole = VisionLanguageModel.from_pretrained(converted["qwen3_5-twice"], dtype="float32")
+    text = shutil.copy(parts(converted["qwen3_5-twice"])[0], tmp_path)
+    alone, processor = VisionLanguageModel.from_pretrained(text), Processor.from_pretrained(text)
+    inputs = processor.ask(None, "How many circles?")
+    assert torch.equal(alone(**inputs).logits, whole(**inputs).logits)
+    with pytest.raises(ImageError):
+        processor.ask(draw_image(90, 70), "How many?")
+
+
 def test_an_image_stands_where_the_template_of_a_text_model_has_text(converted, tmp_path):
     """As in the files that are made of OpenGVLab's own repositories."""
     shutil.copytree(converted["internvl-qwen3"], tmp_path / "wide")
@@ -290,7 +303,8 @@ def test_of_several_files():
     assert choose([*names, "other-Q4_K_M.gguf", *towers], text="other-Q4_K_M.gguf")[1] == towers[2]
     for name in ("a.gguf", "a\nb.gguf"):
         assert choose([name, "mmproj.gguf"]) == (name, "mmproj.gguf")
-    for files, wanted in ((names, ""), (towers, ""), (names + towers, "Q5_K_M")):
+    assert choose(names) == ("m-Q4_K_M.gguf",)
+    for files, wanted in ((towers, ""), (names + towers, "Q5_K_M")):
         with pytest.raises(ValueError):
             choose(files, wanted)
 

@@ -42,7 +42,6 @@ REFUSED = [
     ("generate", ["batch", "x.jsonl"], "--out"),
     ("generate", ["batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
     ("generate", [*WHERE, "-q", "how many?", "-q", "why?"], "question"),
-    ("generate", ["--method", "occlusion"], "--method"),
     ("generate", [*WHERE, "why?", "--out", "no/where.png"], "'no'"),
     ("generate", [*WHERE, "why?", "--out", "assets/cup.png"], "cup.png"),  # meant as the image
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cupp.png"),
@@ -55,6 +54,7 @@ REFUSED = [
     ("generate", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("generate", ["--model", "assets"], "config.json"),
     ("generate", ["chat", "nothing.png"], "nothing.png"),
+    ("generate", ["--adapter", "assets"], "adapter_config.json"),
     ("generate", ["--model", "owner/nothing"], "owner/nothing"),
     ("generate", ["batch", "assets/question.jsonl", "--out", "OUT"], "assets/question.jsonl"),
     ("generate", ["batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
@@ -63,6 +63,7 @@ REFUSED = [
     ("serve", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("serve", ["--drian", "3"], "--drain"),
     ("serve", ["--queue", "0"], "--queue"),
+    ("serve", ["--adapter", "checkpoints/ocelli-shape"], "ocelli-shapes"),
     ("eval.__main__", ["--task", "shapes"], "--tasks"),
     ("eval.__main__", ["--tasks", "shape"], "shapes"),
     ("eval.__main__", ["--data", "assets/question.jsonl"], "assets/question.jsonl"),

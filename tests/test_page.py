@@ -88,8 +88,7 @@ def test_the_page_needs_no_key_and_names_nothing_outside():
         assert httpx.get(url, headers={"Host": "evil.example"}, trust_env=False).status_code == 403
 
 
-@pytest.mark.parametrize("method", ["attention", "occlusion"])
-def test_maps_come_with_the_answer_that_chat_completions_give(url, method):
+def test_maps_come_with_the_answer_that_chat_completions_give(url):
     part = {"url": data_url(EXAMPLE)}
     content = [{"type": "image_url", "image_url": part}, {"type": "text", "text": "What colour is the star?"}]
     body = {"model": DEFAULT_MODEL.name, "messages": [{"role": "user", "content": content}]}
@@ -97,13 +96,13 @@ def test_maps_come_with_the_answer_that_chat_completions_give(url, method):
     said = httpx.post(f"{url}/v1/chat/completions", json=body, **more).json()["choices"][0]["message"][
         "content"
     ]
-    found = httpx.post(f"{url}/v1/attribution", json=body | {"method": method}, **more).json()
+    found = httpx.post(f"{url}/v1/attribution", json=body, **more).json()
     assert found["answer"] == said == "blue"
     with Image.open(io.BytesIO(base64.b64decode(found["image"].partition(",")[2]))) as sheet:
         assert sheet.format == "PNG" and sheet.width > 800
-    for wrong in ({"method": "guess"}, {"messages": [{"role": "user", "content": "Why?"}]}):
-        refused = httpx.post(f"{url}/v1/attribution", json=body | wrong, **more)
-        assert refused.status_code == 400 and refused.json()["error"]["message"]
+    wrong = {"messages": [{"role": "user", "content": "Why?"}]}
+    refused = httpx.post(f"{url}/v1/attribution", json=body | wrong, **more)
+    assert refused.status_code == 400 and refused.json()["error"]["message"]
 
 
 # ----------------------------------------------------------------------------------------------- in a browser

@@ -217,6 +217,9 @@ def folder(tmp_path_factory):
     return made
 
 
+BESIDE = ({"lora_rank": 2, "projector_lr": 1e-3}, {"lora_rank": 2, "projector_lr": 1e-3, "weights": "int4"})
+
+
 def settings(folder, output: str, **more) -> dict:
     data = named(folder / "pairs.jsonl")
     made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
@@ -225,10 +228,10 @@ def settings(folder, output: str, **more) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"lora_rank": 2, "projector_lr": 1e-3}], ids=["weights", "adapters"])
+@pytest.mark.parametrize("more", [{}, *BESIDE], ids=["weights", "adapters", "int4"])
 def test_answers_gain_and_a_run_resumes_to_the_bit(folder, more):
     """Compared with the model that it began with, not with the one that it resumes from."""
-    name = f"run{len(more)}"
+    name = f"run{len(more)}"  # of settings, which differ in that
     held_out = {"eval_data": named(folder / "pairs.jsonl"), "save_every": 3, **more}
     train.main(flags(**settings(folder, name, **held_out)))
     whole, weights = curve(folder / name), contents(folder / name)["model.safetensors"]
@@ -247,7 +250,7 @@ def test_answers_gain_and_a_run_resumes_to_the_bit(folder, more):
 
 @pytest.mark.slow
 def test_two_ranks_with_shards_are_as_one(folder):
-    more = {"projector_lr": 1e-3, "lora_rank": 2, "decay_fraction": 1e-9, "steps": 3}
+    more = BESIDE[1] | {"decay_fraction": 1e-9, "steps": 3}
     train.main(flags(**settings(folder, "one", **more)))
     run(2, **settings(folder, "two", parallel="fsdp", micro_batch_size=2, **more))
     for one, other in zip(metrics(folder / "one"), metrics(folder / "two"), strict=True):

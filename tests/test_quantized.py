@@ -18,6 +18,7 @@ from generation.fast.native.panels import PanelEmbedding, PanelLinear
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.steps import Step
+from inference import coded
 from inference.checkpoint import open_checkpoint
 from inference.coded import quantized_as
 from models import VisionLanguageModel
@@ -25,16 +26,14 @@ from models.checkpoints.files import WEIGHTS
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, quantized_entries
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import read_header, read_tensor
-from tests import qwen_checkpoints
-from tests.quantized_files import DRAWN, SETTINGS, drawn, make, to_codes
+from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
+from tests.quantized_files import DRAWN, MLX, SETTINGS, drawn, make, to_codes, to_mlx
 from tests.test_fast_decode import make_model, needs_compiler, walk  # noqa: F401  (for every test here)
 from tests.test_gguf import random_blocks
 from tools.inspect import inspect
 
-MLX = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
-       "model.visual.": "vision_tower."}  # fmt: skip
-
-OPENED = ("nvfp4", "nf4", "nf4-nested", "gptq-act-order")  # which have no codes that can be kept
+# Which have no codes that can be kept.
+OPENED = ("nvfp4", "nf4", "nf4-nested", "gptq-act-order", "int4-act-order", "int8-zeros", "mlx-4-float")
 
 
 def block_sizes(kind: str) -> list[int]:
@@ -50,10 +49,11 @@ def test_codes_of_blocks_are_the_numbers_of_the_gguf_library(kind):
         assert torch.equal(codes.numbers(), torch.from_numpy(expected).reshape(7, columns))
 
 
-@pytest.mark.parametrize("columns", [64, 96, 160, 256])
+@pytest.mark.parametrize("columns", [64, 96, 160, 576])
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_folder_holds_the_numbers_of_its_format(tmp_path, kind, columns):
-    rows, draw = 40, np.random.default_rng(0)
+    draw, half = np.random.default_rng(0), 48 if kind.startswith(("awq", "gptq")) else 19
+    rows = 2 * half
     tensors, numbers = make(kind, rows, columns, draw)
     file = tmp_path / "model.safetensors"
     bias = torch.ones(rows)
@@ -63,16 +63,17 @@ def test_a_folder_holds_the_numbers_of_its_format(tmp_path, kind, columns):
     entries = quantized_entries(read_header(file), SETTINGS[kind])
     assert entries.keys() == {"a.weight", "a.bias", "b.weight"}
     entry = entries["a.weight"]
-    assert entry.shape == (rows, columns) and entry.num_bytes == sum(one.nbytes for one in tensors.values())
-    assert torch.equal(read_tensor(entry), numbers)
+    assert entry.shape == (rows, columns)
+    assert entry.num_bytes == sum(one.nbytes for name, one in tensors.items() if name != "input_scale")
+    assert torch.equal(read_tensor(entry, (rows, columns)), numbers)
     assert torch.equal(
-        read_tensor(entry, dtype=torch.bfloat16, shape=(20, columns), part=1, parts=2),
-        numbers[20:].bfloat16(),
+        read_tensor(entry, dtype=torch.bfloat16, shape=(half, columns), part=1, parts=2),
+        numbers[half:].bfloat16(),
     )
     codes = entry.codes(1, 2)
     assert (codes is None) == (kind in OPENED)
     if codes is not None:
-        assert torch.equal(codes.numbers(), numbers[20:])
+        assert torch.equal(codes.numbers(), numbers[half:])
 
 
 def test_layers_of_codes_are_those_of_their_numbers():
@@ -145,15 +146,29 @@ def quantized(folder: Path, kind: str) -> None:
         parts, _ = make(kind, *tensors.pop(name).shape, draw)
         tensors |= {f"{name.removesuffix('.weight')}.{end}": one.contiguous() for end, one in parts.items()}
     if kind.startswith("mlx"):
-        for name in [*tensors]:
-            tensor = tensors.pop(name)
-            tensor = tensor.movedim(1, -1).contiguous() if tensor.ndim > 2 else tensor
-            for ours, theirs in MLX.items():
-                name = name.replace(ours, theirs)
-            tensors[name] = tensor
+        tensors = to_mlx("qwen3_vl", tensors)
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text()) | SETTINGS[kind]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.slow(but=2)
+@pytest.mark.parametrize("kind", [*reversed(MLX)])
+def test_a_folder_of_mlx_is_the_one_that_it_was_made_of(tmp_path, kind):
+    """In floats, as people hold it in bfloat16."""
+    if kind == "smolvlm":
+        tiny.save(tiny.model_with_processor("smolvlm-1-tile")[1], tmp_path)
+    elif kind in qwen_checkpoints.KINDS:
+        qwen_checkpoints.save_hf(kind, tmp_path)
+    else:
+        {"gemma4": gemma4_checkpoints, "lfm2_vl": lfm2_checkpoints}[kind].save_hf(tmp_path)
+    before = VisionLanguageModel.from_pretrained(tmp_path, dtype="float32").state_dict()
+    save_file(to_mlx(kind, load_file(tmp_path / WEIGHTS)), tmp_path / WEIGHTS, {"format": "mlx"})
+    after = VisionLanguageModel.from_pretrained(tmp_path, dtype="float32").state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=0)
+    assert inspect(str(tmp_path))["fits"] == "yes"
 
 
 @pytest.fixture(scope="module")
@@ -165,21 +180,21 @@ def floats(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow(but=2)
-@pytest.mark.parametrize("kind", ["awq", "mlx-8", "gptq", "fp8", "int8", "int4", "nf4"])
+@pytest.mark.parametrize("kind", ["awq", "mlx-8", "gptq", "fp8", "int8", "int4", "nf4", "gptq-act-order"])
 @torch.no_grad()
-def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog):
+def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog, monkeypatch):
     shutil.copytree(floats, tmp_path / kind)
     quantized(tmp_path / kind, kind)
     whole = VisionLanguageModel.from_pretrained(tmp_path / kind, dtype="float32").language_model
     checkpoint = open_checkpoint(tmp_path / kind)
     found = {name: one for name, one in checkpoint.model.named_modules() if hasattr(one, "codes")}
-    assert checkpoint.dtype == quantized_as(open_files(tmp_path / kind))[0]
+    assert checkpoint.dtype == ", ".join(quantized_as(open_files(tmp_path / kind)))
     kept = 0
     for name, layer in found.items():
         own = whole.get_submodule(name.removeprefix("language_model."))
         kept += torch.equal(own.weight, layer.codes.numbers())
         own.weight = torch.nn.Parameter(layer.codes.numbers())
-    assert kept == (0 if kind == "nf4" else len(found) - 2) and caplog.records  # all but table and head
+    assert kept == (0 if kind in OPENED else len(found) - 2) and caplog.records  # all but table and head
     ids = torch.tensor([[5, 6, 7, 8]])
     ours, theirs = (lm.logits(lm(lm.embed(ids))[0]) for lm in (checkpoint.model.language_model, whole))
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
@@ -190,3 +205,6 @@ def test_what_is_opened_has_the_codes_of_the_file(floats, tmp_path, kind, caplog
     lm = checkpoint.model.language_model
     assert (lm.logits(lm(lm.embed(ids))[0]) - theirs).norm() < 0.05 * theirs.norm()
     assert open_checkpoint(tmp_path / kind, dtype="float32").dtype == "float32"
+    monkeypatch.setattr(coded, "_LARGE", 0)  # in panels from the beginning, biases and tower too
+    other = open_checkpoint(tmp_path / kind).compiled().model.language_model
+    assert torch.equal(other.logits(other(other.embed(ids))[0]), lm.logits(lm(lm.embed(ids))[0]))

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3_5ForCausalLM
 
+from data.errors import ImageError
 from data.processor import Processor
 from families import qwen3_5
 from families.qwen_images import QwenImages
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
+from generation.options import GenerationOptions
+from inference.answer import ask
+from inference.checkpoint import open_checkpoint
+from inference.command import EXAMPLE_IMAGE
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
 from models.packed_rows import segment_places
-from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
+from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf, tokenizer
+from tests.tiny import randomize
 from tools.inspect import as_text, inspect
 
 
@@ -100,7 +107,7 @@ def test_published_shapes(name, tmp_path):
 @pytest.mark.parametrize(
     "top, text",
     [
-        ({"model_type": "qwen3_5_text"}, {}),
+        ({"model_type": "qwen3_5_text", "num_experts": 8}, {}),
         ({"model_type": "qwen3_5_moe"}, {}),
         ({}, {"model_type": "qwen3_5_moe_text"}),
         ({}, {"num_experts": 8}),
@@ -234,3 +241,37 @@ def test_what_is_learned_is_what_is_answered(earlier, thoughts):
     expected = f"{thoughts}\n</think>\n\none<|im_end|>" if thoughts else "one<|im_end|>"
     answers = [answer.rpartition("\n")[2] + "<|im_end|>" for _, answer in earlier]
     assert words.decode(said) == "".join([*answers, expected])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The text model of a checkpoint, as transformers saves it alone."""
+    whole, folder = hf_config("qwen3_5", 1), tmp_path_factory.mktemp("alone") / "text"
+    model = Qwen3_5ForCausalLM(whole.text_config)
+    randomize(model, seed=1)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@torch.no_grad()
+def test_the_text_model_alone(alone, tmp_path):
+    """Its logits are transformers', whose it stays when it is saved; it answers, and refuses images."""
+    assert json.loads((alone / "config.json").read_text())["model_type"] == qwen3_5.ALONE
+    ids = torch.randint(0, 300, (1, 40), generator=torch.Generator().manual_seed(0))
+    expected = Qwen3_5ForCausalLM.from_pretrained(alone).eval()(ids).logits
+    model = VisionLanguageModel.from_pretrained(alone)
+    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.abs().max()
+    model.save_pretrained(tmp_path / "again", Processor.from_pretrained(alone, config=model.config))
+    again = Qwen3_5ForCausalLM.from_pretrained(tmp_path / "again").eval()(ids).logits
+    torch.testing.assert_close(again, expected, atol=1e-6, rtol=0)
+    answers = set()
+    for folder in (alone, tmp_path / "again"):  # greedy
+        checkpoint = open_checkpoint(folder, device="cpu").compiled()
+        answers.add(str(ask(checkpoint, [], "Why?", GenerationOptions(max_new_tokens=6)).finish()["answers"]))
+        with pytest.raises(ImageError, match="no images"):
+            ask(checkpoint, [EXAMPLE_IMAGE], "Why?", GenerationOptions())
+    assert len(answers) == 1
+    told = inspect(str(alone))
+    assert told["fits"] == "yes" and told["vision"] is told["images"] is None and "blocks" in as_text(told)

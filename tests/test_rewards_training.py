@@ -295,19 +295,23 @@ def test_two_ranks(folder, more):
 
 
 @pytest.mark.slow
-def test_adapters_learn_beside_a_reference_without_them(folder):
-    more = {"lora_rank": 2, "kl": 0.5, "rollout_step": "c", "projector_lr": 1e-3, "eval_every": 3}
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_adapters_learn_beside_a_reference_without_them(folder, weights):
+    more = {"lora_rank": 2, "kl": 0.5, "projector_lr": 1e-3, "eval_every": 3, "weights": weights}
+    more |= {"rollout_step": "c"} if weights == "float32" else {}
     more |= {"eval_data": str(folder / "rows.jsonl"), "eval_pictures": 8, "lr": 0.01}
-    train.main(flags(**settings(folder, "lora", **more)))
-    rows = metrics(folder / "lora", "kl")
+    output = folder / f"lora-{weights}"
+    train.main(flags(**settings(folder, output.name, **more)))
+    rows = metrics(output, "kl")
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-6
-    assert all(0 <= row["off_policy"] < 1e-3 for row in rows)
-    evaluated = metrics(folder / "lora", "eval_reward")
+    off = 1e-3 if weights == "float32" else 0.1  # keys and values are kept in bfloat16 beside codes
+    assert all(0 <= row["off_policy"] < off for row in rows)
+    evaluated = metrics(output, "eval_reward")
     assert [row["step"] for row in evaluated] == [3, 6]
     for row in evaluated:
         low, high = row["eval_reward_interval"]
         assert row["eval_reward_n"] == row["eval_cut_off_n"] == 8 and low <= row["eval_reward"] <= high
-    best = json.loads((folder / "lora" / "best" / "best.json").read_text())
+    best = json.loads((output / "best" / "best.json").read_text())
     assert best["name"] == "eval_reward"
 
 

@@ -203,7 +203,11 @@ def test_flops_are_those_of_torchs_counter(frozen, shape):
 def test_adapters_in_the_tower_are_counted_where_they_are():
     """With the projector trained beside them: by the plan, and by what measures a run that learns so."""
     model, batch = model_of(TINY), batch_of(TINY)
-    lora = {"lora_rank": 4, "lora_vision_targets": "q_proj,k_proj,v_proj,out_proj,fc1,fc2"}
+    lora = {
+        "lora_rank": 4,
+        "lora_vision_targets": "q_proj,k_proj,v_proj,out_proj,fc1,fc2",
+        "weights": "float32",
+    }
     config = TrainConfig(init_from="x", data="rows.jsonl", lr=1.0, projector_lr=1.0, **lora)
     add_adapters(model, config, lambda name: StoredTensor(name))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -263,6 +267,7 @@ def plan_for(*arguments: str):
         ("smolvlm-256m-finetune", 256_484_928),
         ("smolvlm-256m-lora", 256_484_928),
         ("qwen3-vl-2b-lora", 2_127_532_032),
+        ("qwen3-vl-4b-int4-lora", 4_437_815_808),
         ("qwen3.5-0.8b-lora", 852_985_920),
         ("lfm2.5-vl-450m-lora", 85_843_200 + 10_495_488 + 354_483_968),  # tower, projector, LFM2-350M
     ],
@@ -282,12 +287,13 @@ def test_recipes(recipe, parameters, capsys):
         assert plan.trainable == {"adapters": plan.parameters["adapters"]}
         fewer = plan_for(str(path), *H100, "--lora-targets", "q_proj,v_proj", "--plan-rows", "800")
         attention = {
-            "qwen3-": 28 * (3 * 2048 + 1024),
-            "qwen3.": 6 * (2 * 1024 + 2 * 2048 + 512),  # queries and their gates
-            "smolvl": 30 * (3 * 576 + 192),
-            "lfm2.5": 6 * (3 * 1024 + 512),
+            "qwen3-vl-2": 28 * (3 * 2048 + 1024),
+            "qwen3-vl-4": 36 * (2 * 2560 + 4096 + 1024),
+            "qwen3.5-0.": 6 * (2 * 1024 + 2 * 2048 + 512),  # queries and their gates
+            "smolvlm-25": 30 * (3 * 576 + 192),
+            "lfm2.5-vl-": 6 * (3 * 1024 + 512),
         }
-        assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:6]]
+        assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:10]]
     # The memory in the recipe's comment is the plan's.
     planned = plan_for(str(path), *H100, "--plan-ranks", "8" if "460m" in recipe else "1")
     size = sum(planned.memory.values()) / 2**30

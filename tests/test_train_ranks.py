@@ -150,7 +150,16 @@ def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
 
 
 # ------------------------------------------------------------------------ in the ways that train.py offers
-WAYS = {"lora": {"lora_rank": 2, "lr": 1e-2}, "muon": {"muon": "language", "ema": 0.9}}
+SCORED = {
+    "holdout": 0.2,
+    "eval_metric": "exact_match",
+    "eval_questions": 4,
+}  # by a copy
+WAYS = {
+    "lora": {"lora_rank": 2, "lr": 1e-2},
+    "int4": {"lora_rank": 2, "lr": 1e-2, "weights": "int4"} | SCORED,
+    "muon": {"muon": "language", "ema": 0.9},
+}
 
 
 def close(one: Path, other: Path) -> None:
@@ -164,7 +173,9 @@ def close(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "parallel"), [("lora", "fsdp"), ("muon", "ddp")])
+@pytest.mark.parametrize(
+    ("way", "parallel"), [("lora", "fsdp"), ("int4", "fsdp"), ("int4", "ddp"), ("muon", "ddp")]
+)
 def test_two_ranks_are_as_one(base, way, parallel, tmp_path):
     """On rows of which most have no image, resumed from a state."""
     rows = named(write_rows(tmp_path / "rows.jsonl", every=12))

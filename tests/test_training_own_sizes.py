@@ -208,8 +208,11 @@ def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5", "lfm2_vl", "gemma4"])
-def test_adapters_and_projector_open_in_transformers_and_peft(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2_vl", "float32"), ("gemma4", "int8")],
+)
+def test_adapters_and_projector_open_in_transformers_and_peft(kind, weights, tmp_path):
     """Merged in the one, and in the other as an adapter that holds the projector whole."""
     base = tmp_path / "base"
     SAVE[kind](base, seed=1)
@@ -220,7 +223,7 @@ def test_adapters_and_projector_open_in_transformers_and_peft(kind, tmp_path):
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     paths = {"init_from": base, "data": tmp_path / "rows.jsonl", "output": tmp_path / "run"}
-    more = {"lora_rank": 4, "projector_lr": 1e-2, "sequence_length": 192, "steps": 2}
+    more = {"lora_rank": 4, "projector_lr": 1e-2, "sequence_length": 192, "steps": 2, "weights": weights}
     more |= {} if kind == "lfm2_vl" else {"max_pixels": 6000}
     train.main(flags(**SETTINGS | paths | more))
     ours = VisionLanguageModel.from_pretrained(tmp_path / "run", dtype=torch.float32)

@@ -21,7 +21,17 @@ from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, check_size
-from inference.flags import MODEL, Parser, check_image_name, check_model, dtype, model, positive
+from inference.flags import (
+    ADAPTER,
+    MODEL,
+    Parser,
+    adapter,
+    check_image_name,
+    check_model,
+    dtype,
+    model,
+    positive,
+)
 from inference.results import to_json
 from messages import for_terminal, named, one_line
 from models.checkpoints.files import CheckpointError
@@ -55,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--revision", help="branch, tag or commit on the Hub")
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
-    add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
+    add("--adapter", metavar="FOLDER", type=adapter, help=f"{ADAPTER}; it is merged")
     written = "write tokenizer, image settings and chat template"
     add("--processor", dest="with_processor", action=flag, default=True, help=written)
     replaced = "replace the checkpoint that DST holds and its card; other files in it stay"
@@ -87,8 +97,6 @@ def convert(settings: argparse.Namespace) -> None:
     if settings.private is not None and not settings.push:
         raise CheckpointError("--private is of a repository that is uploaded to, expected it with --push")
     check_replaceable(settings.target, settings.overwrite)
-    if settings.adapter is not None and not settings.adapter.is_dir():
-        raise CheckpointError(f"--adapter: expected a folder, found none at {settings.adapter}")
     if settings.push:
         check_repo_id(settings.push)
     check_model(settings.source, settings.revision)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from data.errors import ProcessorError
 from data.processor import Processor
 from families import FAMILIES
 from families.nanovlm import INV_FREQ
-from messages import counted, some
+from messages import counted
+from models.checkpoints.adapter import read_adapter
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.load import choose_family, entries_of
@@ -37,15 +38,13 @@ from models.checkpoints.save import (
     is_checkpoint_file,
     model_card,
     write_checkpoint,
-    written,
 )
 from models.checkpoints.sources import one_version, open_files
-from models.checkpoints.weights import FLOATS, StoredTensor, StoredTensorOf
+from models.checkpoints.weights import FLOATS
 from models.config import VLMConfig
 from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 from tools import nanovlm
-from tools.adapter import put_in, read_adapter
 
 _WORDS = 12  # in the test prompt
 # Of the logits' standard deviation: sums in another order. A misplaced tensor exceeds it many times over.
@@ -58,7 +57,7 @@ def convert(
     target: Path,
     *,
     dtype: str | None = None,
-    adapter: Path | None = None,
+    adapter: str | Path | None = None,
     revision: str | None = None,
     with_processor: bool = True,
     overwrite: bool = False,
@@ -70,7 +69,7 @@ def convert(
 
     Args:
         dtype: of the result's weights; None is the widest that the original's are stored in.
-        adapter: folder of a peft LoRA adapter to merge.
+        adapter: folder or repository of a peft LoRA adapter to merge.
         with_processor: whether tokenizer, image settings and chat template are written, too.
         log: takes a line for each thing done.
     """
@@ -93,11 +92,14 @@ def convert(
         model = VisionLanguageModel.from_pretrained(opened, dtype=wide)
         return model, _processor(opened, with_processor, log)
 
-    model, processor = one_version(source, opened.commit or revision, read)
+    changed = None if adapter is None else read_adapter(adapter)
+    model, processor = one_version(source, opened.commit or revision, read, changed)
     shown = str(rounded).removeprefix("torch.")
     layout = "nanoVLM's" if other else "transformers'"
     log(f"read {source}: {layout} layout, {_parameters(model):,} parameters, to {shown}")
-    reference, probe = _rewrite(model, processor, opened, adapter, log)
+    if changed is not None:
+        log(f"merged {adapter}: {counted(len(changed.changes), 'tensor')}")
+    reference, probe = _rewrite(model, processor, other)
     verify("rewritten", reference, probe.ours(model), log)
     model = model.to(rounded)
 
@@ -146,19 +148,11 @@ def _processor(opened: Opened, wanted: bool, log: Log) -> Any:
     return found
 
 
-def _rewrite(
-    model: VisionLanguageModel, processor: Any, opened: Opened, adapter: Path | None, log: Log
-) -> tuple[Tensor, Probe]:
-    """Bring a model into transformers' layout and merge the adapter; returns what its logits have to be."""
-    other = nanovlm.recognises(opened.config)
+def _rewrite(model: VisionLanguageModel, processor: Any, other: bool) -> tuple[Tensor, Probe]:
+    """Bring a model into transformers' layout, from an `other` one; returns what its logits have to be."""
     image = processor.image_token_id if other and processor is not None else model.config.image_token_id
     probe = Probe.of(model.config, avoid=image)
     reference = probe.ours(model, around_zero=not other)
-    if adapter is not None:
-        layers, reference = merge_adapter(model, opened.folder, adapter, probe)
-        said = model.generation_config.items()  # what the base knows is not what it knows with the adapter
-        model.generation_config = {key: value for key, value in said if key != "knows"}
-        log(f"merged {adapter}: {counted(layers, 'layer')}")
     if other:
         nanovlm.rewrite(model, processor)
     return reference, probe
@@ -170,58 +164,6 @@ def _new_card(model: Any, source: str, repo_id: str, changes: list[str], with_pr
     made = f"Made from {name} by Ocelli's converter, {', '.join(changes) or 'with the same logits'}."
     base = {"base_model": name} if from_hub else {}
     return model_card(repo_id, model.config, _parameters(model), made, with_processor=with_processor, **base)
-
-
-# -------------------------------------------------------------------------------------------- adapters
-@torch.no_grad()
-def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[int, Tensor]:
-    """Put the weights that peft merges into our model: (tensors that changed, logits of peft's unmerged one).
-    A tied model is tied no longer where head and table became two.
-
-    Args:
-        model: ours, in float32 at least.
-        base: the folder in transformers' layout that the adapter is for.
-        adapter: peft's folder, in safetensors.
-    """
-    given, theirs = read_adapter(adapter), _in_transformers(base)
-    _, place = written(model.config)
-    _refill(theirs, model, place, base)
-    with warnings.catch_warnings(action="ignore"):  # of peft's about transformers
-        adapted = put_in(theirs, given)
-        reference = probe.theirs(adapted, model.config)
-        merged = adapted.merge_and_unload().state_dict()
-    tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
-    if model.config.tie_word_embeddings and not tied:
-        text = model.language_model
-        text.tied, text.lm_head.weight = False, nn.Parameter(text.lm_head.weight.detach().clone())
-        model.config = replace(model.config, tie_word_embeddings=False)
-        _, place = written(model.config)
-    changed = 0
-    for name, weight in model.named_parameters():
-        parameter = _part(merged, place(name), weight)
-        changed += not torch.equal(weight.float(), parameter)
-        weight.copy_(parameter)
-    return changed, reference
-
-
-def _refill(theirs: Any, model: Any, place: StoredTensorOf, base: Path) -> None:
-    """Our weights in transformers' model: what it does not find by its names in the file is random there."""
-    head, table = theirs.get_output_embeddings(), theirs.get_input_embeddings()
-    if not model.config.tie_word_embeddings and head.weight is table.weight:
-        head.weight = nn.Parameter(table.weight.detach().clone())
-    tensors, filled = theirs.state_dict(), set[int]()
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        own = place(name)
-        _part(tensors, own, weight).copy_(weight)
-        filled.add(tensors[own.name].data_ptr())
-    ignorable = FAMILIES[model.config.family].IGNORABLE
-    left = [name for name, one in tensors.items() if one.data_ptr() not in filled]
-    if left := [name for name in left if not ignorable.fullmatch(name)]:
-        raise CheckpointError(f"{base}: transformers' model has {some(left)}, which no weights here are for")
-
-
-def _part(tensors: Mapping[str, Tensor], own: StoredTensor, weight: Tensor) -> Tensor:
-    return tensors[own.name].view(own.parts, *weight.shape)[own.part]
 
 
 # ----------------------------------------------------------------------------------------- verification

@@ -150,7 +150,8 @@ class TrainConfig:
     # What weights, averages and momenta of a saved state depend on.
     fixed: ClassVar[tuple[str, ...]] = (
         *("init_from", "vision_from", "text_from", "scale_factor", "task", "muon"),
-        *("lora_rank", "lora_targets", "lora_vision_targets", "longest_edge", "max_pixels", "image_tokens"),
+        *("lora_rank", "lora_targets", "lora_vision_targets", "weights"),
+        *("longest_edge", "max_pixels", "image_tokens"),
     )
 
     output: str = setting("runs/mine", "folder for the checkpoint, the metrics and the training state")
@@ -249,10 +250,10 @@ class TrainConfig:
     )
     most_off_policy: float = of_rewards(
         0.0, "stop if training and sampling disagree on a fresh token's probability by more than this; 0: "
-        "0.001 in float32, 1 in bfloat16", 0, 1e6,
+        "0.001 in float32, 1 in bfloat16 or beside weights in fewer bits", 0, 1e6,
     )  # fmt: skip
 
-    # low-rank adapters, through peft
+    # low-rank adapters, as peft has them
     lora_rank: int = setting(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
     lora_alpha: float = of_lora(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6)
     lora_dropout: float = of_lora(0.0, "LoRA: dropout on the adapters' input", 0, lt=1)
@@ -261,6 +262,9 @@ class TrainConfig:
     )
     lora_vision_targets: str = of_lora(
         "", "LoRA: layers of the vision tower, as q_proj,k_proj,v_proj,out_proj,fc1,fc2"
+    )
+    weights: Literal["auto", "float32", "bfloat16", "int8", "int4"] = of_lora(
+        "auto", "LoRA: what frozen matrices are kept in; auto: a quantized checkpoint's codes, else float32"
     )
 
     # the machine
@@ -314,6 +318,7 @@ class TrainConfig:
         rows, rewards = not self.is_drawn, self.task == "rewards"
         no_model = rows and not (self.init_from or self.vision_from)
         nothing_learns = not (self.lr if self.lora_rank else any(self.rates.values()))
+        small = self.weights not in ("auto", "float32") and not (rows and self.lora_rank and self.init_from)
         for wrong, said in (
             (bool(self.vision_from) != bool(self.text_from), "--vision-from and --text-from: expected both"),
             (self.init_from and self.vision_from, "--init-from and --vision-from: expected one of them"),
@@ -324,6 +329,7 @@ class TrainConfig:
             (no_model, "--data: rows need a model: give --init-from, or --vision-from and --text-from"),
             (nothing_learns, "--lr: expected something that learns, got a rate of 0 for all of it"),
             (self.lora_rank and self.vision_lr > 0, "--lora-rank: set no --vision-lr, adapters train alone"),
+            (small, "--weights: set --lora-rank and --init-from, adapters learn beside weights in few bits"),
             (rewards and not (rows and self.init_from), "--task rewards: expected rows, and --init-from"),
             (rewards and not self.rewards, "--rewards: expected names with their weights, as {exact: 1.0}"),
             (rewards and self.lora_dropout, "--lora-dropout: expected 0: answers are sampled without it"),

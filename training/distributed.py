@@ -161,6 +161,11 @@ def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
     return [*model.vision_model.layers, *model.language_model.layers]
 
 
+def has_codes(model: VisionLanguageModel) -> bool:
+    """Whether frozen matrices are kept in fewer bits than 32 (`training.lora.open_base`)."""
+    return not isinstance(model.language_model.embed_tokens, nn.Embedding)
+
+
 def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) -> None:
     """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
 
@@ -182,15 +187,20 @@ def wrap(
 ) -> nn.Module:
     """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
     inside become sharded DTensors in place, and those of its `references`, frozen modules that are no part of
-    it, where it has some; gradients are reduced in float32, whatever `dtype` is.
+    it, where it has some; gradients are reduced in float32, whatever `dtype` is. Beside codes, whole on each
+    rank, there is next to nothing to shard.
     """
     if not ranks.together:
         return module
-    if parallel == "ddp":
+    if parallel == "ddp" or has_codes(model):
         devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
         unused = bool(getattr(module, "leaves_parameters_out", False))
         return DistributedDataParallel(
-            module, device_ids=devices, find_unused_parameters=unused, gradient_as_bucket_view=True
+            module,
+            devices,
+            broadcast_buffers=False,
+            find_unused_parameters=unused,
+            gradient_as_bucket_view=True,
         )
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

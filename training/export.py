@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,15 @@ from data.processor import Processor
 from messages import one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.hub import client, one_sentence
-from models.checkpoints.load import meta_init
-from models.checkpoints.save import model_card, public_name, written
+from models.checkpoints.load import empty_model, parameter_shapes
+from models.checkpoints.save import Pending, model_card, public_name, written
+from models.checkpoints.sources import open_files
+from models.config import VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
-from training.distributed import Ranks, whole
-from training.lora import merged, save_adapter
+from training.distributed import Ranks, has_codes, whole
+from training.lora import all_merged, merged, save_adapter
+from training.optim import part_of
 from training.task import Score, Task
 
 # Settings that a model card leaves out: they name places, or do not change what is learned.
@@ -63,11 +67,22 @@ def save_model(
     if config.lora_rank:
         extra = partial(save_adapter, tensors, config, written(task.model.config)[1])
     try:
-        model, card = plain_model(task.model, tensors, config), run_card(task, config, step, scores)
-        model.save_pretrained(folder, task.processor, card=card, extra_files=extra)
+        card, pending = run_card(task, config, step, scores), None
+        if has_codes(task.model):
+            model, pending = merged_base(task.model, tensors, config)
+        else:
+            model = plain_model(task.model, tensors, config)
+        model.generation_config = _said(task.model, config)
+        model.save_pretrained(folder, task.processor, card=card, extra_files=extra, tensors=pending)
     except (CheckpointError, OSError) as error:
         return one_line(error)
     return ""
+
+
+def _said(model: VisionLanguageModel, config: TrainConfig) -> dict[str, Any]:
+    """The generation_config of a run's model. What the model that rows are trained on says that it knows is
+    not what it knows afterwards."""
+    return {key: value for key, value in model.generation_config.items() if config.is_drawn or key != "knows"}
 
 
 def plain_model(
@@ -75,33 +90,54 @@ def plain_model(
 ) -> VisionLanguageModel:
     """A separate model that holds these tensors (not copies), adapters merged."""
     if config.lora_rank:
-        tensors = merged(tensors, config)
-    with meta_init():
-        new = VisionLanguageModel(model.config)
+        tensors = all_merged(tensors, config)
+    new = empty_model(VisionLanguageModel, model.config)
     tied = model.config.tie_word_embeddings
     if tied:
         tensors = tensors | {"language_model.lm_head.weight": tensors["language_model.embed_tokens.weight"]}
     new.load_state_dict(tensors, assign=True)
     if tied:
         new.language_model.lm_head.weight = new.language_model.embed_tokens.weight
-    # What the model that rows are trained on says that it knows is not what it knows afterwards.
-    said = model.generation_config.items()
-    new.generation_config = {key: value for key, value in said if config.is_drawn or key != "knows"}
     return new
+
+
+def merged_base(
+    model: VisionLanguageModel, tensors: dict[str, Tensor], config: TrainConfig
+) -> tuple[VisionLanguageModel, dict[str, Pending]]:
+    """The base of a run beside codes, without numbers, and its tensors with adapters merged: each is read
+    from the base's files again, in their type, when it is written."""
+    pending: dict[str, Pending] = {}
+
+    def put(_: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
+        name, (_, shape, dtype, *_) = names[0], read.args
+
+        def make() -> Tensor:
+            weight = tensors[name] if part_of(name) in config.learns else read().float()
+            return merged(name, weight, tensors, config).to(dtype)
+
+        pending[name] = Pending(shape, dtype, make)
+
+    opened = open_files(config.init_from, model.origin and model.origin.commit)
+    return VisionLanguageModel.from_pretrained(opened, None, "stored", "cpu", put), pending
 
 
 def answering_model(task: Task, everywhere: bool = True, copied: bool = False) -> VisionLanguageModel:
     """The model as it answers now: the one that trains, or, where that is sharded, computes in another dtype
-    or is to be `copied`, one put together of its weights. All ranks call it; the first gets it, or all do
-    `everywhere`."""
+    or is to be `copied`, one put together of its weights; beside codes it is always the one that trains. All
+    ranks call it; the first gets it, or all do `everywhere`."""
     model, ranks, config = task.model, task.ranks, task.config
     sharded = config.parallel == "fsdp" and ranks.together
-    if not (sharded or copied or task.dtype != model.dtype):
+    if has_codes(model) or not (sharded or copied or task.dtype != model.dtype):
         return model
     tensors = whole_tensors(model, {}, ranks, everywhere)
     if copied:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     return plain_model(model, tensors, config).to(ranks.device, task.dtype) if tensors else model
+
+
+def size_of(config: VLMConfig) -> int:
+    """The number of weights of a model, however they are kept."""
+    return sum(map(math.prod, parameter_shapes(empty_model(VisionLanguageModel, config)).values()))
 
 
 def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, Score]) -> str:
@@ -124,7 +160,7 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, Score
     return model_card(
         config.push_to_hub or Path(config.output).resolve().name,
         task.model.config,
-        sum(p.numel() for n, p in task.model.named_parameters() if "lora_" not in n),
+        size_of(task.model.config),
         summary=task.summary,
         training_data=task.training_data(step) + (table_of_settings if settings else ""),
         evaluation=table if scores else "None yet.",

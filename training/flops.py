@@ -20,6 +20,7 @@ from families import FAMILIES
 from models.gated_delta import CHUNK
 from models.packed_vision_transformer import PackedVisionConfig, image_windows
 from models.vision_language_model import VisionLanguageModel, part_size
+from training.lora import LINEAR
 
 PARTS = ("vision_model", "projector", "language_model")
 
@@ -88,10 +89,11 @@ def costs(model: VisionLanguageModel) -> Amounts:
         learns = any(p.requires_grad for _, p in named)
         # The weights of a norm need the gradient of what the first product gets.
         backward[part] = into = before or (learns and any("norm" in name for name, _ in named))
-        matrices = [
-            p for name, p in named if p.dim() == 2 and (part == "projector" or name.startswith("layers."))
-        ]
-        products[part] = sum(2 * p.numel() * (1 + p.requires_grad + into) for p in matrices)
+        products[part] = sum(
+            2 * one.in_features * one.out_features * (1 + one.weight.requires_grad + into)
+            for name, one in getattr(model, part).named_modules()
+            if isinstance(one, LINEAR) and (part == "projector" or name.startswith("layers."))
+        )
         before |= learns
     in_tower, in_text = (1 + 2 * backward[part] for part in ("vision_model", "language_model"))
     own = (p for name, p in model.vision_model.named_parameters() if "lora_" not in name)
@@ -106,14 +108,14 @@ def costs(model: VisionLanguageModel) -> Amounts:
     # and with the matrix before them.
     key, value = text.delta_key_dim, text.delta_value_dim
     rule = 2 * text.delta_value_heads * (CHUNK * (2 * key + value) + 3 * key * value)
-    head = model.language_model.lm_head.weight
+    head, head_learns = model.language_model.lm_head, model.language_model.lm_head.weight.requires_grad
     return Amounts(
         tiles=0,
         patches=convolution + products["vision_model"] + per_patch * products["projector"],
         patch_pairs=vision.num_hidden_layers * 4 * vision.hidden_size * in_tower,
         positions=products["language_model"] + mixers.count("delta") * rule * in_text,
         pairs=attending * 4 * text.num_attention_heads * text.head_dim * in_text,
-        labelled=2 * head.numel() * (1 + head.requires_grad + backward["language_model"]),
+        labelled=2 * head.in_features * head.out_features * (1 + head_learns + backward["language_model"]),
     )
 
 

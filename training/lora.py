@@ -1,4 +1,8 @@
-"""Low-rank adapters (arXiv:2106.09685) through peft: put in, saved as a standard adapter, merged.
+"""Low-rank adapters (arXiv:2106.09685): put in, saved as peft has them, merged; and the frozen weights beside
+them, in float32 or in fewer bits (QLoRA, arXiv:2305.14314).
+
+    model = open_base(config, "cpu")                      # as `--weights` says
+    add_adapters(model, config, written(model.config)[1])
 
 The adapter's folder is what peft writes for the transformers model, so that
 `PeftModel.from_pretrained(transformers_model, folder)` opens it. A projector that learns beside the adapters
@@ -9,44 +13,99 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from generation.codes import CodedLinear
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import to_rows
+from generation.fast.quantized import PackedLinear, pack_layer, put_layers
+from inference.checkpoint import kept_formats
+from inference.coded import load_codes
+from inference.kept import load_int4
+from models.checkpoints.files import Opened
+from models.checkpoints.load import Uninitialised, put_parameter
 from models.checkpoints.save import write_file
+from models.checkpoints.sources import one_version
 from models.checkpoints.weights import StoredTensorOf
+from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.optim import part_of
 
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
+LINEAR = (nn.Linear, PackedLinear, CodedLinear)
 _NAME, _BASE = "default", ".base_layer."
 _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 
 
-def _peft() -> ModuleType:
-    import peft  # start-up: it takes seconds to import
-
-    return peft
-
-
-def lora_config(config: TrainConfig, pattern: str, whole: Sequence[str] = ()):
-    """peft's settings, for layers whose names match the `pattern`, and for modules that learn `whole`."""
-    return _peft().LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
-        lora_dropout=config.lora_dropout,
-        target_modules=pattern,
-        bias="none",
-        modules_to_save=list(whole) or None,
-    )
+# --------------------------------------------------------------------------------------------- the base
+def weights_of(config: TrainConfig, opened: Opened | None) -> str:
+    """The kind of a run's frozen matrices: one of `--weights`, or "codes" for those that the files have."""
+    if config.weights != "auto":
+        return config.weights
+    kept = config.lora_rank and opened and kept_formats(opened, "auto", torch.device("cpu"))
+    return "codes" if kept else "float32"
 
 
-def adapted_layers(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> dict[str, nn.Linear]:
+def open_base(config: TrainConfig, device: torch.device | str) -> VisionLanguageModel:
+    """The model that a run starts from. All that learns and all that is small is float32; frozen matrices are
+    what answers with that `--dtype` have, laid out for PyTorch."""
+    return one_version(config.init_from, None, partial(_read_base, config, device))
+
+
+def _read_base(config: TrainConfig, device: torch.device | str, opened: Opened) -> VisionLanguageModel:
+    kind, read, cpu = weights_of(config, opened), VisionLanguageModel.from_pretrained, torch.device("cpu")
+    if kind == "float32":
+        return read(opened, None, torch.float32, device)
+
+    def put(kind: str, model: nn.Module, names: Sequence[str], tensor: Any) -> None:
+        if kind != "float32":
+            put_layers(model, names, tensor(), partial(pack_layer, kind))
+        elif part_of(names[0]) in config.learns:
+            put_parameter(model, names, tensor)
+
+    try:
+        if kind == "codes":
+            model = load_codes(opened, cpu)
+        elif kind == "int4":
+            model = to_rows(load_int4(opened, cpu), cpu)
+            vars(model).pop("mapped", None)  # the panels, which are not needed any more
+        else:
+            model = read(opened, None, "stored", cpu, partial(put, kind))
+    except NoCompiler as error:
+        raise ValueError(f"--weights {kind}: {error}; use int8, which needs none") from None
+    for part in config.learns:
+        setattr(model, part, getattr(read(opened, None, torch.float32, cpu, partial(put, "float32")), part))
+    return model.to(device)
+
+
+# ------------------------------------------------------------------------------------------ the adapters
+class Adapted(nn.Module):
+    """A frozen linear layer, and two factors that learn: y = W x + b + (alpha / rank) · B A x. The names of
+    its parts are peft's."""
+
+    def __init__(self, layer: Any, config: TrainConfig):
+        super().__init__()
+        self.base_layer, self.scaling = layer, config.lora_alpha / config.lora_rank
+        self.dropout = nn.Dropout(config.lora_dropout)
+        with Uninitialised():
+            make = partial(nn.Linear, bias=False, device=layer.weight.device)
+            self.lora_A = nn.ModuleDict({_NAME: make(layer.in_features, config.lora_rank)})
+            self.lora_B = nn.ModuleDict({_NAME: make(config.lora_rank, layer.out_features)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.lora_A[_NAME](self.dropout(x))
+        return self.base_layer(x) + self.lora_B[_NAME](low) * self.scaling
+
+
+def adapted_layers(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> dict[str, nn.Module]:
     """The linear layers that get adapters. `places` is for names that the tower stores in one tensor: peft
     could not open adapters of these."""
-    found = dict[str, nn.Linear]()
+    found = dict[str, nn.Module]()
     for part, given in (
         ("language_model", config.lora_targets),
         ("vision_model", config.lora_vision_targets),
@@ -55,7 +114,7 @@ def adapted_layers(model: nn.Module, config: TrainConfig, places: StoredTensorOf
         layers = {
             name: layer
             for name, layer in model.named_modules()
-            if isinstance(layer, nn.Linear)
+            if isinstance(layer, LINEAR)
             and name.startswith(f"{part}.layers.")
             and places(f"{name}.weight").parts == 1
         }
@@ -72,28 +131,28 @@ def adapted_layers(model: nn.Module, config: TrainConfig, places: StoredTensorOf
 def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> None:
     """Put adapters in. From then on they alone train, and a projector with a rate of its own."""
     generator = torch.Generator().manual_seed(config.seed)
-    pattern = "|".join(map(re.escape, adapted_layers(model, config, places)))
-    _peft().inject_adapter_in_model(lora_config(config, pattern), model, _NAME)
+    for name, layer in adapted_layers(model, config, places).items():
+        model.set_submodule(name, Adapted(layer, config))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
-        if "lora_A" in name:  # drawn from the run's seed alone
+        if "lora_B" in name:
+            nn.init.zeros_(parameter)
+        elif "lora_A" in name:  # drawn from the run's seed alone
             bound = parameter.shape[1] ** -0.5
             drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
             parameter.data.copy_(drawn)
 
 
-def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
-    """The tensors of a model with adapters as those of one without: W + (alpha / rank) · B A."""
-    plain = {
-        name.replace(_BASE, "."): value for name, value in tensors.items() if not _FACTOR.fullmatch(name)
-    }
-    for name, a in tensors.items():
-        match = _FACTOR.fullmatch(name)
-        if match and match[2] == "A":
-            b = tensors[name.replace(".lora_A.", ".lora_B.")]
-            weight = plain[f"{match[1]}.weight"]
-            plain[f"{match[1]}.weight"] = weight + (config.lora_alpha / config.lora_rank) * (b @ a)
-    return plain
+def merged(name: str, weight: Tensor, tensors: Mapping[str, Tensor], config: TrainConfig) -> Tensor:
+    """A weight with the adapter that `tensors` of a model have for it, if any: W + (alpha / rank) · B A."""
+    a, b = (tensors.get(f"{name.removesuffix('.weight')}.lora_{one}.{_NAME}.weight") for one in "AB")
+    return weight if a is None or b is None else weight + (config.lora_alpha / config.lora_rank) * (b @ a)
+
+
+def all_merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
+    """The tensors of a model with adapters as those of one without."""
+    plain = {name.replace(_BASE, "."): one for name, one in tensors.items() if not _FACTOR.fullmatch(name)}
+    return {name: merged(name, one, tensors, config) for name, one in plain.items()}
 
 
 def save_adapter(
@@ -118,9 +177,17 @@ def save_adapter(
         rf"{re.escape(layers)}\.\d+\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
         for layers, names in targets.items()
     ]
-    described = lora_config(config, rf"(.*\.)?({'|'.join(within)})", [*whole])
-    described.base_model_name_or_path = config.init_from
-    described.inference_mode = True
+    import peft  # takes seconds
+
+    described = peft.LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=config.lora_dropout,
+        target_modules=rf"(.*\.)?({'|'.join(within)})",
+        modules_to_save=[*whole] or None,
+        base_model_name_or_path=config.init_from,
+        inference_mode=True,
+    )
     folder = output / ADAPTER
     folder.mkdir()
     described.save_pretrained(folder)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -29,19 +28,22 @@ from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from families import FAMILIES
+from generation.fast.quantized import pack_layer, replace_layers, rounded_bytes
 from models.checkpoints.backbones import TEXT, VISION, choose_backbone
-from models.checkpoints.load import Uninitialised, read_config
+from models.checkpoints.load import Uninitialised, choose_family, read_config
+from models.checkpoints.quantized import kept_bytes as bytes_of_codes
 from models.checkpoints.save import written
 from models.checkpoints.sizes import PARTS as TABLE_PARTS
-from models.checkpoints.sizes import module_of
+from models.checkpoints.sizes import module_of, read_headers
 from models.checkpoints.sources import open_files
+from models.checkpoints.weights import Entry, StoredTensor
 from models.config import VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
-from training.distributed import blocks_of, compute_dtype
+from training.distributed import blocks_of, compute_dtype, has_codes
 from training.flops import PEAKS, Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
-from training.lora import adapted_layers
+from training.lora import add_adapters, weights_of
 from training.optim import is_muon_matrix, part_of
 from training.rows import new_tokenizer, sized
 
@@ -130,12 +132,16 @@ def make_plan(
         pairs=tokens * config.sequence_length * row.fill / row.samples,
         labelled=tokens * row.labelled,
     )
+    known = config.weights != "auto" or not config.lora_rank or config.init_from in (*PUBLISHED, "")
+    kind = weights_of(config, None if known else open_files(config.init_from))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = planned_model(config, shape)
+        model = planned_model(config, shape, kind)
         needed = memory(config, ranks, device, model, row, micro)
+    if codes := kept_bytes(config, kind, model):
+        needed = {"codes, on each rank": codes} | needed
     shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
     trainable: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         module = "adapters" if "lora_" in name else module_of(name)
         shown[module] = shown.get(module, 0) + parameter.numel()
         if parameter.requires_grad:
@@ -168,23 +174,39 @@ def _sizes(shape: VLMConfig, row: AverageRow) -> Tiles:
     return row.sizes or ((shape.vision.least_side,) * 2,)
 
 
-def planned_model(config: TrainConfig, shape: VLMConfig) -> VisionLanguageModel:
-    """The model that the run trains, with LoRA's factors as plain parameters in place of peft's, which takes
-    seconds to import."""
+def planned_model(config: TrainConfig, shape: VLMConfig, kind: str) -> VisionLanguageModel:
+    """The model that the run trains. Frozen matrices of any `kind` but float32 are bfloat16 here: autograd
+    keeps as little of one as of the other."""
     with Uninitialised():
         model = VisionLanguageModel(shape)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) in config.learns)
+    if kind != "float32":
+        frozen = [name for name, _ in model.named_modules() if part_of(name) not in config.learns]
+        replace_layers(
+            model, partial(pack_layer, "bfloat16"), names=[f"{name}.weight" for name in frozen if name]
+        )
     if config.lora_rank:
-        for layer in adapted_layers(model, config, written(shape)[1]).values():
-            layer.lora_A = nn.Parameter(torch.empty(config.lora_rank, layer.in_features))
-            layer.lora_B = nn.Parameter(torch.empty(layer.out_features, config.lora_rank))
-            layer.register_forward_hook(_adapter)
+        add_adapters(model, config, written(shape)[1])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
     return model
 
 
-def _adapter(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B)  # type: ignore[arg-type]
+def kept_bytes(config: TrainConfig, kind: str, model: VisionLanguageModel) -> int:
+    """Bytes of what `planned_model` has in bfloat16, in its kind (`training.lora.weights_of`)."""
+    total, place, entries = 0.0, StoredTensor, dict[str, Entry]()
+    if kind == "codes":
+        opened = open_files(config.init_from)
+        headers = read_headers(opened)
+        entries = headers.entries if headers else entries
+        place = choose_family(opened.config, opened.source).tensor_map(entries)
+    for buffer_name, one in model.named_buffers():
+        name, size = buffer_name.replace(".base_layer.", "."), float(one.nbytes)
+        if one.dim() == 2 and entries and part_of(name) == "language_model":
+            size = bytes_of_codes(entries[place(name).name]) / place(name).parts
+        elif one.dim() == 2 and kind in ("int8", "int4"):
+            size = rounded_bytes(kind, name, one.shape)
+        total += size
+    return round(total)
 
 
 # ------------------------------------------------------------------------------------------------- memory
@@ -199,7 +221,8 @@ def memory(
     trained = sum(p.numel() for p in learns.values())
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
     shards, gathered = 1, 0
-    if config.parallel == "fsdp" and ranks > 1:  # whole are two blocks, and what is in no block
+    codes = has_codes(model)
+    if config.parallel == "fsdp" and ranks > 1 and not codes:  # whole are two blocks, and what is in no block
         blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
         everything = sum(p.numel() for p in parameters.values())
         shards, gathered = ranks, (4 if full else 2) * (everything - sum(blocks) + 2 * max(blocks))
@@ -207,7 +230,9 @@ def memory(
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
     # states of labelled positions with their gradient; see models/losses.py.
     chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
-    logits = chunk * text.vocab_size * (4 if full else 8) + 8 * labelled * text.hidden_size
+    # A head that runs again in backward: logits, their logarithms, and the gradients of both.
+    each = 12 if codes or config.task != "answers" else 4 if full else 8
+    logits = chunk * text.vocab_size * each + 8 * labelled * text.hidden_size
     result = {
         "weights": 4 * sum(p.numel() for p in parameters.values()) / shards + gathered,
         # Gathered blocks have whole gradients until these are scattered.
@@ -230,7 +255,7 @@ def activation_bytes(
     Of blocks that are alike two run: the first one keeps what all share as well. On a GPU a fused norm keeps
     a little less than is counted.
     """
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    weights = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
     kept = dict[int, torch.UntypedStorage]()  # held, so that no address is given twice
     total, inputs = 0, 0
     of_kind = dict[Any, list[int]]()  # of each block, by what blocks that are alike have in common

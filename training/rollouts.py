@@ -37,7 +37,7 @@ from generation.scheduler import Scheduler
 from generation.steps import Step
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks, reshard
+from training.distributed import Ranks, has_codes, reshard
 from training.export import answering_model
 from training.policy import PolicyLoss, advantages, step_weight, token_weights
 from training.rewards import Rewards
@@ -239,7 +239,7 @@ class RewardsTask(RowsTask):
         if name == "eager":
             return model, None
         device, refused, new_step = _STEPS[name]
-        reason = refused(model.language_model)
+        reason = "adapters beside codes" if has_codes(model) else refused(model.language_model)
         if got != device:
             reason = f"expected the device {device}, got {got}"
         try:
@@ -393,7 +393,8 @@ class RewardsTask(RowsTask):
             off = sum(part["off"] for part in found) / max(tokens, 1) if filtered else seen["off_policy"]
         self.noted += 1
         self._peak(seen)
-        bound = self.config.most_off_policy or _MOST_OFF[self.dtype]
+        rounded = torch.bfloat16 if has_codes(self.model) else self.dtype  # as kept keys and values are
+        bound = self.config.most_off_policy or _MOST_OFF[rounded]
         if bound < off < math.inf:
             raise ValueError(
                 "sampling and training disagree about the probability of a fresh token by a factor of 1 + "

@@ -34,6 +34,7 @@ from models.losses import chunk_positions, log_probabilities, summed_cross_entro
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
+from training.lora import open_base
 from training.optim import part_of
 from training.task import Question, Score, Task
 
@@ -107,14 +108,15 @@ class LogProbabilities(RowsLoss):
 
 class ComparedLoss(LogProbabilities):
     """A loss that compares the model with what it is now, for good: `references`, one, which is no part of
-    this module, or none without `learns`. Weights that do not learn are shared with it; adapters, which are
-    put beside weights later, are not in it."""
+    this module, or none without `learns`. Weights that do not learn, and codes, are shared with it; adapters,
+    which are put beside weights later, are not in it."""
 
     def __init__(self, model: VisionLanguageModel, blank: bool, learns: frozenset[str] | None):
         super().__init__(model, blank)
         self.references: tuple[LogProbabilities, ...] = ()  # in a tuple, so neither saved nor trained
         if learns is not None:
-            shared = {id(p): p for name, p in model.named_parameters() if part_of(name) not in learns}
+            tensors = (*model.named_parameters(), *model.named_buffers())
+            shared = {id(one): one for name, one in tensors if part_of(name) not in learns}
             frozen = deepcopy(model, shared).requires_grad_(False)
             self.references = (LogProbabilities(frozen, blank),)
 
@@ -352,9 +354,9 @@ def sized(images: Images, config: TrainConfig) -> Images:
 
 
 def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    """The model to start from, float32 and in training mode, and its processor."""
+    """The model to start from (`open_base`), in training mode, and its processor."""
     if config.init_from:
-        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
+        model = open_base(config, device)
         assert model.origin is not None, "a loaded model knows where it came from"
         opened = open_files(config.init_from, model.origin.commit)
         return model.train(), open_processor(opened, model.config, config)

@@ -198,14 +198,12 @@ async def count_tokens(asking: Asked) -> Response:
 
 @router.post("/v1/attribution", summary="Where the model looked", openapi_extra=body_of())
 async def attribution_maps(asking: Asked) -> Response:
-    api, value = asking.api, read_object(asking.body)
-    method = attribution.read_method(value)
-    asked = asking.check(value)
+    api, asked = asking.api, asking.check(read_object(asking.body))
     turn = api.looking.of(asking.client)  # by name: it goes with the last who waits for it
     async with turn, api.all_looking:
         shown = await api.media.read(asked, asking.client, asking.record.take)
         asking.record.images = len(shown)
-        maps = attribution.Maps(asked, api.media, shown, method)
+        maps = attribution.Maps(asked, api.media, shown)
         ticket = asking.submit(Ticket(maps.prepare, client=asking.client, then=maps.steps))
         return JSONResponse(await maps.drawn(ticket))
 

@@ -1,6 +1,6 @@
 """`POST /v1/attribution`, beside OpenAI's protocol: where the model looked for each word of an answer.
 
-    {"model": ..., "messages": [one question with its images], "method": "attention" or "occlusion"}
+    {"model": ..., "messages": [one question with its images]}
     -> {"answer": ..., "image": a data: URL of the sheet that `inference.attribution.draw` draws}
 
 The maps are computed in short steps between those of other answers.
@@ -20,43 +20,30 @@ from data.images import NamedBytes
 from data.processor import EncodedConversation
 from generation.options import GenerationOptions
 from inference.answer import encode, read_answer
-from inference.attribution import METHODS
-from inference.attribution.attention import check_attention
-from inference.attribution.draw import STEPS, draw_maps
-from inference.attribution.teacher_forcing import ForcedAnswer, answer_words
+from inference.attribution.attention import answer_words, attention_steps, check_attention
+from inference.attribution.draw import draw_maps
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import Ticket
-from web.errors import Refused
 from web.media import Media
 from web.protocol import ChatRequest
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
 
 
-def read_method(asked: dict[str, Any]) -> str:
-    """The method that a body names. Raises Refused."""
-    if (method := asked.pop("method", METHODS[0])) not in METHODS:
-        raise Refused(400, f"method: expected {' or '.join(METHODS)}, got {str(method)[:40]!r}", "method")
-    return method
-
-
 class Maps:
     """The maps of one question, whose images are `shown`: what a `Ticket` prepares, and does after its
     answer. Raises ImageError for what is not one question with its images."""
 
-    def __init__(self, asked: ChatRequest, media: Media, shown: Sequence[NamedBytes], method: str):
+    def __init__(self, asked: ChatRequest, media: Media, shown: Sequence[NamedBytes]):
         message = asked.messages[-1]
         self._question = "\n".join(part.text for part in message.parts if part.text)
         one = len(asked.messages) == 1 and len(message.parts) <= len(shown) + 1 and self._question.strip()
         if not (one and shown) or any(part.video_url for part in message.parts):
             raise ImageError("messages: expected one message, of images and a question")
-        if method == "occlusion" and len(shown) > 1:
-            raise ImageError("messages: expected one image, as its windows are greyed one after another")
-        self._media, self._shown, self._method = media, shown, method
+        self._media, self._shown = media, shown
 
     def prepare(self, checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
-        if self._method == "attention":
-            check_attention(checkpoint)
+        check_attention(checkpoint)
         with ExitStack() as stack:
             opened = (self._media.open(one, 0, checkpoint.processor, stack) for one in self._shown)
             self._images = list(opened)
@@ -68,8 +55,8 @@ class Maps:
         """None after each step, and at last the answer with its maps and words."""
         if not (words := tuple(answer_words(checkpoint, ids))):
             raise RequestError("the answer has no word to draw a map for")
-        forced = ForcedAnswer(checkpoint, self._images, self._question, ids, tiled=self._tiled)
-        maps = yield from STEPS[self._method](forced)
+        asked = checkpoint, self._images, self._question, ids
+        maps = yield from attention_steps(*asked, tiled=self._tiled)
         _, text = read_answer(checkpoint, ids, GenerationOptions())
         yield checkpoint.pixels(self._row).whole(text), maps, words
 

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from generation.codes import product
+
 LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
 # (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement
 Make = Callable[[Any, Sequence[str], Any], nn.Module]
@@ -78,26 +80,25 @@ def has_four_bits(precision: str, name: str) -> bool:
 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W (out, in) stored in bfloat16, int8 or four bits and one scale an output row; y is
-    like x."""
+    like x, which alone may have a gradient."""
 
     weight: Tensor
     scale: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None):
+    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, columns: int):
         super().__init__()
+        self.out_features, self.in_features = len(weight), columns
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = x.shape[-1]
-        rows = max(1, PARTIAL_FLOATS // columns)
-        parts = [F.linear(x, widened(part, columns, x.dtype)) for part in self.weight.split(rows)]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        parts = self.weight.split(max(1, PARTIAL_FLOATS // self.in_features))
+        y = product(x, lambda dtype: (widened(part, self.in_features, dtype) for part in parts))
         if self.scale is not None:
-            y = (y * self.scale).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+            y = (y * self.scale).to(y.dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class PackedEmbedding(nn.Module):
@@ -179,7 +180,8 @@ def pack_layer(precision: str, layer: Any, names: Sequence[str], first: Any) -> 
         weight, scale = quantize_rows(weight) if precision == "int8" else (weight.to(torch.bfloat16), None)
     if isinstance(layer, nn.Embedding):
         return PackedEmbedding(weight, scale, dtype, columns)
-    return PackedLinear(weight, scale, None if layer.bias is None else layer.bias.detach().to(dtype))
+    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+    return PackedLinear(weight, scale, bias, columns)
 
 
 def pack(model: nn.Module, precision: str, make: Callable[..., nn.Module] = pack_layer) -> nn.Module:

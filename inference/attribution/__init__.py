@@ -1,4 +1,4 @@
-"""Maps of where a checkpoint looked for an answer: its decoder's attention, or what it misses if greyed.
+"""Maps of where a checkpoint looked for an answer: its decoder's attention.
 
 What can be set stands here, where importing it needs no torch.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-METHODS = ("attention", "occlusion")
 SIGNATURE = "Ocelli: where did it look"  # in the PNGs, which may therefore be overwritten
 
 

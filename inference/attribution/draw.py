@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from data.errors import replacing
 from inference.attribution import SIGNATURE
-from inference.attribution.attention import AttentionMaps, attention_steps
-from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
-from inference.attribution.teacher_forcing import ForcedAnswer, Steps, Word
+from inference.attribution.attention import AttentionMaps, Word
 
-STEPS: dict[str, Callable[[ForcedAnswer], Steps[AttentionMaps | OcclusionMaps]]]
-STEPS = {"attention": attention_steps, "occlusion": occlusion_steps}
+_NOTES = (
+    "From no attention (dark) to most attention for this word (bright).",
+    "all layers, all heads",
+    "Attention is not explanation: it does not show what a word depends on.",
+)
 MAX_WORDS = 96  # nobody looks at more
 _MARGIN, _GAP = 40, 16
 _PAPER, _INK, _QUIET, _ANSWER = "#f3f4f6", "#111827", "#6b7280", "#b4235a"
@@ -28,7 +29,7 @@ _RAMP = np.array([(20, 18, 50), (98, 26, 128), (204, 48, 98), (250, 138, 40), (2
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "arial.ttf")
 
 
-def draw_maps(found: AttentionMaps | OcclusionMaps, words: Sequence[Word], question: str = "") -> Image.Image:
+def draw_maps(found: AttentionMaps, words: Sequence[Word], question: str = "") -> Image.Image:
     """The images, and a heat map of them for each of the first 96 words; `words` are those of the answer, at
     least one. Each word has its own scale, from nothing to the highest cell of its maps."""
     images, shown = found.images, words[:MAX_WORDS]
@@ -40,19 +41,20 @@ def draw_maps(found: AttentionMaps | OcclusionMaps, words: Sequence[Word], quest
     cards = [_card(small, "as it is" if len(images) == 1 else "as they are", "", width)]
     for word in shown:
         maps = found.of(word.tokens)
-        full = max(*(float(heat.max()) for heat in maps), found.full_heat)
+        full = max(1e-9, *(float(heat.max()) for heat in maps))
         heated = [overlay(image, heat / full) for image, heat in zip(small, maps, strict=True)]
-        cards.append(_card(heated, word.text, found.caption(word.tokens), width))
+        share = sum(float(heat.sum()) for heat in maps)
+        cards.append(
+            _card(heated, word.text, f"{share:.0%} of it on the image{'s' * (len(maps) > 1)}", width)
+        )
     answer = " ".join(word.text for word in shown) + " …" * (len(shown) < len(words))
-    low, high = found.scale
     parts = [
-        _text(f"{found.title}, word by word", 19, _QUIET, inner),
+        _text("The decoder's attention, word by word", 19, _QUIET, inner),
         _text(question, 33, _INK, inner, 2),
         _text(answer, 33, _ANSWER, inner, 4),
         *(_joined(cards[row : row + columns], across=True) for row in range(0, len(cards), columns)),
         Image.fromarray(_colours(np.tile(np.linspace(0, 1, 240), (14, 1))).astype(np.uint8)),
-        _text(f"From {low} (dark) to {high} for this word (bright).", 16, _QUIET, inner),
-        *(_text(note, 16, _QUIET, inner, 2) for note in (found.setting, found.note)),
+        *(_text(note, 16, _QUIET, inner, 2) for note in _NOTES),
     ]
     return ImageOps.expand(_joined(parts), _MARGIN, _PAPER)
 

@@ -35,7 +35,7 @@ _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
 
 # Names of files that are there where a checkpoint's own are missing -> what is said about the first of them.
 _INSTEAD = {
-    "adapter_config.json": "it is an adapter: open its run's folder, or merge it (tools convert --adapter)",
+    "adapter_config.json": "it is an adapter: name its base with --model, and this folder with --adapter",
     "*.incomplete": "a download was cut short, download it again",
     "openvino*.*": "it holds OpenVINO weights ({}): take the safetensors that they were made from",
     "*.onnx": "it holds ONNX weights ({}): take the safetensors that they were made from",
@@ -171,10 +171,10 @@ class Folder:
 
 class Opened:
     """A checkpoint's files, found and parsed when they are first asked for. `other` opens another checkpoint,
-    which this one names."""
+    which this one names; `adapter` changes its weights (`models.checkpoints.adapter.Adapter`)."""
 
-    def __init__(self, files: Files, other: Callable[[str | Path], Opened]):
-        self.files, self.source, self.other = files, files.source, other
+    def __init__(self, files: Files, other: Callable[[str | Path], Opened], adapter: Any = None):
+        self.files, self.source, self.other, self.adapter = files, files.source, other, adapter
         self._paths: dict[str, Path | None] = {}
         self._parsed: dict[str, dict[str, Any]] = {}
 
@@ -226,7 +226,8 @@ class Opened:
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.source, self.folder, self.commit, self.weights)
+        adapter = () if self.adapter is None else self.adapter.files
+        return Origin(self.source, self.folder, self.commit, (*self.weights, *adapter))
 
     @cached_property
     def shards(self) -> list[str]:

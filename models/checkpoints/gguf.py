@@ -45,27 +45,25 @@ class Header(NamedTuple):
     tensors: dict[str, Place]
 
 
-def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str, str]:
+def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str, ...]:
     """Of files with these names, the text part (`text`, or that of the quantization `wanted`, or Q4_K_M, else
-    Q8_0, else the first) and the tower that goes with it: of the most similar name, F16 before others.
-    ValueError where one is missing."""
+    Q8_0, else the first) and the tower that goes with it, if there is one: of the most similar name, F16
+    before others. ValueError where there is no text part."""
     known = sorted(name for name in names if name.endswith(SUFFIX) and not _BESIDE.fullmatch(name))
     towers = [name for name in known if "mmproj" in name.lower()]
     texts = [name for name in ([text] if text else known) if name not in towers]
     kinds = {name: _parts(name)[1] for name in texts}
     texts = [name for name in texts if kinds[name] == wanted.upper() or not wanted]
-    if not towers or not texts:
-        has = f"the quantizations {', '.join(sorted({*kinds.values()}))}" if kinds else "no text part"
-        lacks = "" if towers else ", and no tower (a file called mmproj-….gguf)"
-        part = f"text part in {wanted}" if wanted else "text part"
-        raise ValueError(f"expected the GGUF file of a {part} and its tower, found {has}{lacks}")
+    if not texts:
+        has = f"the quantizations {', '.join(sorted({*kinds.values()}))}" if kinds else "none"
+        raise ValueError(f"expected the GGUF file of a text part{wanted and f' in {wanted}'}, found {has}")
     chosen = min(texts, key=lambda name: _rank(name, _TEXTS))
 
     def fit(name: str) -> tuple[float, int]:
         other = re.sub(r"[-_.]?mmproj[-_.]?", "", _parts(name)[0])
         return -SequenceMatcher(None, other, _parts(chosen)[0]).ratio(), _rank(name, _TOWERS)
 
-    return chosen, min(towers, key=fit)
+    return chosen, *sorted(towers, key=fit)[:1]
 
 
 def _parts(name: str) -> tuple[str, str]:

@@ -77,24 +77,30 @@ class Layout:
     # For a config, ends of our names -> how such tensors are made.
     joins: Callable[[Any], Mapping[str, Join]] = lambda config: {}
     ends: tuple[str, ...] = ()  # tokens that end an answer, whatever a file says
+    alone: str = ""  # the model_type of a text part without a tower
 
 
-def hub_files(text: Header, vision: Header, layouts: Iterable[tuple[str, Layout]]) -> dict[str, Any]:
+def hub_files(text: Header, vision: Header | None, layouts: Iterable[tuple[str, Layout]]) -> dict[str, Any]:
     """The files of a checkpoint folder by name, JSON or text, but for its weights. `layouts` are those of all
     families, each after the projector that its models have."""
-    said = {name.removeprefix(_CLIP): value for name, value in vision.metadata.items()}
+    stored = {} if vision is None else vision.metadata
+    said = {name.removeprefix(_CLIP): value for name, value in stored.items()}
     kind = said.get("clip.projector_type") or said.get("projector_type")
-    if not (fitting := [layout for name, layout in layouts if name == kind]):
+    if not (fitting := [one for name, one in layouts if (name == kind if vision else one.alone)]):
         expected = f"expected {', '.join(dict(layouts))}, got {kind!r}"
-        raise ValueError(f"{vision.path}: the projector is not supported: {expected}")
+        raise ValueError(f"{vision and vision.path}: the projector is not supported: {expected}")
     architecture = str(text.metadata.get("general.architecture"))
     known = {name: one for one in fitting for name in one.texts}
     if (layout := known.get(architecture)) is None:
-        of = f"a text part of {architecture} and a tower of {fitting[0].model_type} ({vision.path})"
-        raise ValueError(f"expected a text part of {' or '.join(known)}, got {of}")
+        of = f"a tower of {fitting[0].model_type} ({vision.path})" if vision else "no tower (mmproj-….gguf)"
+        raise ValueError(f"expected a text part of {' or '.join(known)}, got one of {architecture} and {of}")
     files, ids = gguf_tokenizer.read(text.metadata)
-    config, images = layout.read(Tower(said, vision.tensors, ids))
-    config |= {"model_type": layout.model_type, "text_config": _read_text(text, architecture, layout)}
+    own = _read_text(text, architecture, layout)
+    config: dict[str, Any] = own | {"model_type": layout.alone}
+    images: dict[str, Any] = {}
+    if vision is not None:
+        config, images = layout.read(Tower(said, vision.tensors, ids))
+        config |= {"model_type": layout.model_type, "text_config": own}
     config["tie_word_embeddings"] = config["tie_embedding"] = "output.weight" not in text.tensors
     pixels = {name: said.get(name, [0.5] * 3) for name in ("image_mean", "image_std")}
     seen = {"image_seq_len": images.pop("image_seq_len", None), "image_processor": images | pixels}

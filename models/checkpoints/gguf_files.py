@@ -14,9 +14,9 @@ from models.checkpoints.gguf_config import hub_files
 
 
 class GgufFiles:
-    """A text part and its tower, `gguf`. Config, tokenizer and image settings are made of their metadata, in
-    a temporary folder that this process has. headers: the files, or as much of them as is fetched; tensors:
-    the places of theirs."""
+    """A text part and its tower, `gguf`, or a text part alone. Config, tokenizer and image settings are made
+    of their metadata, in a temporary folder that this process has. headers: the files, or as much of them as
+    is fetched; tensors: the places of theirs."""
 
     def __init__(
         self, files: Files, source: str | Path, names: Iterable[str], wanted: str = "", text: str = ""
@@ -65,7 +65,7 @@ def _translated(
         with naming(place):
             headers.append(read_header(Path(place)))
     with naming(parts[0][0]):
-        files = hub_files(headers[0], headers[1], layouts)
+        files = hub_files(headers[0], headers[1] if headers[1:] else None, layouts)
     folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)

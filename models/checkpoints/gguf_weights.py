@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from families import family_of
+from families.keys import section
 from generation.codes import BLOCK, Codes
 from models.checkpoints import gguf
 from models.checkpoints.files import Opened, naming
@@ -76,8 +77,8 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
         config = family.read_config(opened.config, {}, {})
     _mend(stored, config.vision)
     entries: dict[str, Entry] = {}
-    layout = next(layout for layout in family.GGUF.values() if layout.model_type == kind)
-    llama = opened.config["text_config"]["model_type"] == "llama"
+    layout = next(one for one in family.GGUF.values() if kind in (one.model_type, one.alone))
+    llama = section(opened.config, "text_config").get("model_type") == "llama"
     for name, (names, how) in arranged(family, layout, config, llama).items():
         if all(one in stored for one in names):
             entries[name], *others = (stored.pop(one) for one in names)

@@ -22,12 +22,15 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import quantization, section, token_ids
+from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
-from models.checkpoints.quantized import quantized_entries, unreadable
+from models.checkpoints.quantized import OF_MLX, quantized_entries, unreadable
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
+    EMBEDDING,
     FLOATS,
+    HEAD,
     Entry,
     Shape,
     StoredTensorOf,
@@ -40,11 +43,7 @@ from models.config import VLMConfig
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-Put = Callable[
-    [nn.Module, Sequence[str], "partial[Tensor]"], None
-]  # the last: `read_tensor` of its arguments
 
-HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 # The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
@@ -67,6 +66,7 @@ def load(
     dtype: torch.dtype | str | None = "auto",
     device: torch.device | str | None = None,
     put: Put = put_parameter,
+    adapter: str | Path | None = None,
 ) -> T:
     """A checkpoint as a model of class `cls` (`VisionLanguageModel`) in eval mode.
 
@@ -83,9 +83,11 @@ def load(
             none: for what is saved again.
         device: where the weights go; None is the CPU.
         put: gives the model each tensor.
+        adapter: a folder or a repository with a LoRA adapter that changes them; of an `Opened` its own.
     """
     if not isinstance(source, Opened):
-        return one_version(source, revision, lambda opened: load(cls, opened, None, dtype, device, put))
+        changed = None if adapter is None else read_adapter(adapter)
+        return one_version(source, revision, lambda one: load(cls, one, None, dtype, device, put), changed)
     opened = source
     family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
@@ -101,6 +103,8 @@ def load(
     model: Any = empty_model(cls, config)
     expected = parameter_shapes(model)
     check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, opened.source)
+    if opened.adapter is not None:
+        put = opened.adapter.around(put, model)
     # The tables first: what `put` makes of a tensor takes most beside it while little else is there.
     ordered = sorted(expected.items(), key=lambda item: item[0] not in (EMBEDDING, HEAD))
     fill(model, dict(ordered), stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
@@ -108,6 +112,8 @@ def load(
     model.generation_config = {
         name: value for name, value in opened.generation_config.items() if name not in _NOT_KEPT
     }
+    if opened.adapter is not None:  # it knows something else
+        model.generation_config.pop("knows", None)
     return model.eval()
 
 
@@ -116,7 +122,8 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
     if opened.files.gguf:
         return gguf_entries(opened, opened.weights)
     entries = stored_entries(opened)
-    return quantized_entries(entries, opened.config) if quantization(opened.config) else entries
+    foreign = quantization(opened.config) or any(map(OF_MLX, entries))
+    return quantized_entries(entries, opened.config) if foreign else entries
 
 
 def choose_family(config: Mapping, source: str) -> ModuleType:

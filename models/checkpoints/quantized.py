@@ -1,24 +1,29 @@
 """Quantized matrices of folders and GGUF files: how their codes and scales lie there.
 
 Every reader is a function of the stored tensors. What has whole codes and a scale for each group of columns
-is kept as such (`generation.codes`); a codebook (NF4) or a scale of scales in 8-bit floats (NVFP4) is opened.
-A matrix of a folder is several tensors there; `quantized_entries` puts one in their place.
+is kept as such (`generation.codes`); a codebook (NF4), a scale of scales in 8-bit floats (NVFP4) and groups
+whose columns lie apart (`act-order`) are opened. A matrix of a folder is several tensors there;
+`quantized_entries` puts one in their place.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from families import family_of
 from families.keys import quantization, section
-from generation.codes import PARTIAL_FLOATS, Codes, Form, halves, packed, pair
+from generation.codes import BLOCK, Codes, Form, halves, packed, pair
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, Shape, rename
 
 _HALF = torch.float16
@@ -130,104 +135,141 @@ BLOCKS: dict[str, tuple[int, int, Callable[[Tensor, int], Codes]]] = {
 Parts = Mapping[str, Tensor]  # of a matrix, by the last part of their names
 
 
+class Way(NamedTuple):
+    """A way in which matrices lie, by a config.json. bits: of a code. span: columns of a group; below 1: all.
+    block: rows and columns that share a scale. order: whether columns of a group lie apart. less_one: zeros
+    are stored so."""
+
+    bits: int = 8
+    span: int = 0
+    block: tuple[int, int] = (128, 128)
+    order: bool | str = False
+    less_one: bool = False
+
+    def counts(self, rows: int, columns: int, fp8: bool) -> set[int]:
+        """The numbers of scales that a matrix may have."""
+        grouped = rows * (-(-columns // self.span) if self.span > 0 else 1)
+        blocks = -(-rows // self.block[0]) * -(-columns // self.block[1])
+        return {1, rows, grouped, blocks} if fp8 else {grouped, grouped // rows}
+
+
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 (R, n) -> uint8 (R, n * 32 / bits): the lowest bits of a word come first."""
-    codes = [(words >> at & 2**bits - 1).to(torch.uint8) for at in range(0, 32, bits)]
+    """int32 (R, n) -> uint8 (R, n * 32 / bits): codes side by side, the lowest bits of a word first."""
+    if bits == 4:  # four bytes at a time
+        two = torch.stack((words & 0xFFFF, words >> 16 & 0xFFFF), -1)
+        two = (two | two << 8) & 0x00FF00FF
+        return ((two | two << 4) & _LOW).flatten(-2).view(torch.uint8)
+    eight = words.contiguous().view(torch.uint8).unflatten(-1, (-1, bits))  # bytes of eight codes
+    codes = []
+    for byte, shift in (divmod(bit, 8) for bit in range(0, 8 * bits, bits)):
+        code = eight[..., byte] >> shift
+        if shift + bits > 8:
+            code = code | eight[..., byte + 1] << (8 - shift)
+        codes.append(code & 2**bits - 1)
     return torch.stack(codes, -1).flatten(-2)
 
 
-def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int) -> Codes:
-    """Of uint8 codes (R, C), scales (R, G) and zeros (R, G)."""
-    columns, groups, bits = codes.shape[1], scale.shape[1], max(bits, 4)
-    span = columns // groups if groups > 1 else columns + -columns % 64
-    form = {_HALF: Form.HALF_ZERO, torch.bfloat16: Form.BF16_ZERO}.get(scale.dtype, Form.FLOAT_ZERO)
+def _narrow(*tensors: Tensor) -> tuple[Tensor, ...] | None:
+    """The tensors in 16 bits, all in one type, where that changes no number."""
+    for kind in (_HALF, torch.bfloat16):
+        found = tuple(one.to(kind) for one in tensors)
+        if all(torch.equal(one.float(), own.float()) for one, own in zip(found, tensors)):
+            return found
+    return None
+
+
+def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, way: Way, group: Tensor | None = None):
+    """Codes of bytes (R, C), scales (R, G) and zeros (R, G); floats where columns of a group lie apart, as
+    `group` (C,), that of each column, has them, or where scales of 32 bits have zeros of their own."""
+    (rows, columns), bits = codes.shape, 4 if way.bits <= 4 else 8
+    span = way.span if way.span > 0 else columns + -columns % BLOCK
+    scale = scale.reshape(scale.shape[0] if scale.ndim else 1, -1).expand(rows, -1)
     zeros = torch.full_like(scale, zero, dtype=torch.int16) if isinstance(zero, int) else zero.short()
-    if form != Form.FLOAT_ZERO:
-        return Codes(form, bits, columns, span, packed(codes, bits), pair(scale, zeros))
-    codes = codes + (128 - zeros).repeat_interleave(span, 1)[:, :columns]
-    return Codes(form, 8, columns, span, packed(codes.to(torch.uint8), 8), _bits(scale.float()))
+    own, narrow = torch.arange(columns) // span, _narrow(scale)
+    apart = group is not None and group.numel() == columns and not torch.equal(group.long(), own)
+    if not apart and narrow:
+        form = Form.HALF_ZERO if narrow[0].dtype == _HALF else Form.BF16_ZERO
+        return Codes(form, bits, columns, span, packed(codes, bits), pair(narrow[0], zeros))
+    of = group.long() if apart and group is not None else own
+    if apart or (bits == 8 and bool((zeros != 128).any())):
+        return (codes.short() - zeros[:, of]) * scale.float()[:, of]
+    codes = (codes + (128 - zeros)[:, of]).to(torch.uint8)
+    return Codes(Form.FLOAT_ZERO, 8, columns, span, packed(codes, 8), _bits(scale.float()))
 
 
 def _bits(scale: Tensor) -> Tensor:
     return scale.contiguous().view(torch.int32)
 
 
-def _awq(parts: Parts, settings: Mapping) -> Codes:
-    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # where a word has the codes of its eight outputs
-    words = (_unpacked(parts[name], 4).unflatten(-1, (-1, 8)) for name in ("qweight", "qzeros"))
-    codes, zeros = (eight[..., order].flatten(-2).T for eight in words)
-    return _grouped(codes, parts["scales"].T, zeros, 4)
+def _awq(parts: Parts, way: Way) -> Codes | Tensor:
+    words = [parts[name].T.contiguous() for name in ("qweight", "qzeros")]
+    places = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has the codes of its eight outputs
+    eight = ([(one >> 4 * place & 15).to(torch.uint8) for place in places] for one in words)
+    codes, zeros = (torch.stack(one, 1).flatten(0, 1) for one in eight)
+    return _grouped(codes, parts["scales"].T, zeros, way)
 
 
-def _gptq(parts: Parts, settings: Mapping) -> Codes | Tensor:
-    bits, old = settings["bits"], settings.get("checkpoint_format", "gptq") == "gptq"
-    codes, scale = _unpacked(parts["qweight"].T.contiguous(), bits), parts["scales"].T
-    zeros = _unpacked(parts["qzeros"], bits).T.short() + old  # which are stored less one in the older format
-    return _in_order(codes, scale, zeros, bits, parts.get("g_idx"))
+def _gptq(parts: Parts, way: Way) -> Codes | Tensor:
+    codes = _unpacked(parts["qweight"].T, way.bits)
+    zeros = _unpacked(parts["qzeros"], way.bits).T.short() + way.less_one
+    return _grouped(codes, parts["scales"].T, zeros, way, parts.get("g_idx"))
 
 
-def _in_order(codes: Tensor, scale: Tensor, zero: Tensor | int, bits: int, group: Tensor | None):
-    """`_grouped`, where the columns of a group lie side by side; else floats. group: (C,), of each column."""
-    columns = codes.shape[1]
-    if group is None or torch.equal(group.long(), torch.arange(columns) * scale.shape[1] // columns):
-        return _grouped(codes, scale, zero, bits)
-    zeros = zero if isinstance(zero, int) else zero.short()[:, group.long()]
-    return (codes.short() - zeros) * scale.float()[:, group.long()]
-
-
-def _fp8(parts: Parts, settings: Mapping) -> Codes:
-    """Scales of blocks, of rows, or one of all."""
+def _fp8(parts: Parts, way: Way) -> Codes:
+    """Scales of blocks, of groups in rows, of rows, or one of all."""
     weight, (name,) = parts["weight"], parts.keys() & {"weight_scale_inv", "weight_scale"}
     (rows, columns), scale = weight.shape, parts[name].float()
     scale = scale.reshape(len(scale) if scale.ndim else 1, -1)
-    span = columns + -columns % 64
-    if scale.shape[1] > 1 or len(scale) not in (1, rows):
-        high, span = settings.get("weight_block_size") or (128, 128)
-        scale = scale.repeat_interleave(high, 0)[:rows]
-    codes = packed(weight.view(torch.uint8), 8)
-    return Codes(Form.FP8, 8, columns, span, codes, _bits(scale.expand(rows, -1)))
-
-
-def _packed_integers(parts: Parts, settings: Mapping) -> Codes | Tensor:
-    """compressed-tensors: four or eight bits in words, or bytes."""
-    scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
-    if (words := parts.get("weight_packed")) is None:
-        codes, bits = parts["weight"].view(torch.uint8) ^ 128, 8
+    high, span = way.block if len(scale) != rows else (1, way.span)
+    if scale.numel() == 1 or scale.shape == (rows, 1):
+        high, span = rows, columns + -columns % BLOCK
+        scale = scale.expand(rows, 1)
     else:
-        bits = settings["bits"]
-        codes = _unpacked(words, bits)[:, : int(parts["weight_shape"][1])]
-    middle: Tensor | int = 2 ** (bits - 1)
-    if zero is not None:
-        middle = (
-            _unpacked(zero.T.contiguous(), bits).T if zero.dtype == torch.int32 else zero.short() + middle
-        )
-    return _in_order(codes, scale, middle, bits, parts.get("weight_g_idx"))
+        scale = scale.repeat_interleave(high, 0)[:rows]
+    return Codes(Form.FP8, 8, columns, span, packed(weight.view(torch.uint8), 8), _bits(scale))
 
 
-def _bytes_of_rows(parts: Parts, settings: Mapping) -> Codes:
+def _packed_integers(parts: Parts, way: Way) -> Codes | Tensor:
+    """compressed-tensors: four or eight bits in words, or bytes."""
+    zero, middle = parts.get("weight_zero_point"), 2 ** (way.bits - 1)
+    if (words := parts.get("weight_packed")) is None:
+        codes, middle, way = parts["weight"].view(torch.uint8) ^ 128, 128, way._replace(bits=8)
+    else:
+        codes = _unpacked(words, way.bits)[:, : int(parts["weight_shape"][1])]
+    if zero is None:
+        zero = middle
+    elif zero.dtype == torch.int32:
+        zero = _unpacked(zero.T, way.bits).T[: len(codes)]
+    else:
+        zero = zero.reshape(len(zero), -1).short() + middle
+    return _grouped(codes, parts["weight_scale"], zero, way, parts.get("weight_g_idx"))
+
+
+def _bytes_of_rows(parts: Parts, way: Way) -> Codes | Tensor:
     """bitsandbytes in eight bits: SCB is what 127 stands for."""
-    return _grouped(parts["weight"].view(torch.uint8) ^ 128, parts["SCB"].float()[:, None] / 127, 128, 8)
+    scale = parts["SCB"].float()[:, None] / 127
+    return _grouped(parts["weight"].view(torch.uint8) ^ 128, scale, 128, way._replace(bits=8, span=0))
 
 
-def _nf4(parts: Parts, settings: Mapping) -> Tensor:
+def _nf4(parts: Parts, way: Way) -> Tensor:
     """bitsandbytes in four bits: codes of a table, in blocks of a flat matrix."""
-    state = _state(parts)
+    state = _json(next(part for name, part in parts.items() if ".quant_state." in name))
     weight, largest = parts["weight"].flatten(), parts["weight.absmax"]
     if "weight.nested_absmax" in parts:
         fine = parts["weight.nested_quant_map"][largest.int()]
         outer = parts["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(largest)]
         largest = fine * outer + state["nested_offset"]
     codes = torch.stack((weight >> 4, weight & 15), -1).flatten()
-    numbers = parts["weight.quant_map"][codes.int()]
-    return (numbers * largest.repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
+    numbers = F.pad(parts["weight.quant_map"][codes.int()], (0, -len(codes) % state["blocksize"]))
+    numbers = numbers.view(len(largest), -1) * largest[:, None].float()
+    return numbers.flatten()[: math.prod(state["shape"])].view(state["shape"])
 
 
-def _state(parts: Parts) -> dict[str, Any]:
-    (name,) = (name for name in parts if ".quant_state." in name)
-    return json.loads(bytes(parts[name].tolist()))
+def _json(raw: Tensor) -> Any:
+    return json.loads(bytes(raw.tolist()))
 
 
-def _nvfp4(parts: Parts, settings: Mapping) -> Tensor:
+def _nvfp4(parts: Parts, way: Way) -> Tensor:
     weight = parts["weight_packed"]
     codes = torch.stack((weight & 15, weight >> 4), -1).flatten(1).int()
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -235,26 +277,26 @@ def _nvfp4(parts: Parts, settings: Mapping) -> Tensor:
     return torch.cat((table, -table))[codes] * scale.repeat_interleave(16, 1)
 
 
-def _mlx(parts: Parts, settings: Mapping) -> Codes | Tensor:
-    bits, scale, least = settings["bits"], parts["scales"], parts["biases"]
-    codes = _unpacked(parts["weight"], bits)
-    columns, span = codes.shape[1], codes.shape[1] // scale.shape[1]
-    form = {_HALF: Form.HALF_LEAST, torch.bfloat16: Form.BF16_LEAST}.get(scale.dtype)
-    if form is None:
-        return codes * scale.repeat_interleave(span, 1) + least.repeat_interleave(span, 1)
-    bits = max(bits, 4)
-    return Codes(form, bits, columns, span, packed(codes, bits), pair(scale, least))
+def _mlx(parts: Parts, way: Way) -> Codes | Tensor:
+    codes, bits = _unpacked(parts["weight"], way.bits), 4 if way.bits <= 4 else 8
+    if narrow := _narrow(parts["scales"], parts["biases"]):
+        form = Form.HALF_LEAST if narrow[0].dtype == _HALF else Form.BF16_LEAST
+        return Codes(form, bits, codes.shape[1], way.span, packed(codes, bits), pair(*narrow))
+    scale, least = (parts[name].float().repeat_interleave(way.span, 1) for name in ("scales", "biases"))
+    return codes * scale + least
 
 
 class Scheme(NamedTuple):
     """One way in which a matrix is stored: what it is called, with its bits; the type of its codes; its
-    parts, the codes first and the scales last; its shape (R, C) by that of the codes; its reader."""
+    parts, the codes first and the scales last; its shape (R, C) by that of the codes; its reader; and whether
+    there are codes to keep."""
 
     label: str
     dtype: str
     parts: tuple[str, ...]
     shape: Callable[[Shape, int], Shape]
-    read: Callable[[Parts, Mapping], Codes | Tensor]
+    read: Callable[[Parts, Way], Codes | Tensor]
+    kept: bool = True
 
 
 def _same(shape: Shape, bits: int) -> Shape:
@@ -268,17 +310,25 @@ def _words(shape: Shape, bits: int) -> Shape:
 # The first that fits is taken.
 SCHEMES = (
     Scheme("AWQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, _: (s[1] * 8, s[0]), _awq),
-    Scheme("GPTQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, n: (s[1], s[0] * 32 // n), _gptq),
+    Scheme(
+        "GPTQ-{}", "I32", ("qweight", "qzeros", "scales"), lambda s, n: (s[1], s[0] * 32 // n), _gptq
+    ),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale_inv"), _same, _fp8),
     Scheme("FP8", "F8_E4M3", ("weight", "weight_scale"), _same, _fp8),
-    Scheme("INT-{}", "I8", ("weight", "weight_scale"), _same, _packed_integers),
-    Scheme("INT-{}", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
-    Scheme("NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4),
+    Scheme("INT8", "I8", ("weight", "weight_scale"), _same, _packed_integers),
+    Scheme("INT{}", "I32", ("weight_packed", "weight_shape", "weight_scale"), _words, _packed_integers),
+    Scheme(
+        "NVFP4", "U8", ("weight_packed", "weight_global_scale"), lambda s, _: (s[0], s[1] * 2), _nvfp4,
+        kept=False,
+    ),
     Scheme("LLM.int8", "I8", ("weight", "SCB"), _same, _bytes_of_rows),
-    Scheme("NF4", "U8", ("weight", "weight.absmax", "weight.quant_map"), _same, _nf4),
+    # Its shape is in the file; a flat one stands for it where that is not here.
+    Scheme(
+        "bnb-4bit", "U8", ("weight", "weight.quant_map", "weight.absmax"),
+        lambda s, _: (2 * math.prod(s),), _nf4, kept=False,
+    ),
     Scheme("MLX-{}", "U32", ("weight", "biases", "scales"), _words, _mlx),
-)
-_METHODS = {"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mlx"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -287,7 +337,7 @@ class CodedEntry(Entry):
 
     scheme: Scheme
     parts: Mapping[str, Entry]
-    settings: Mapping[str, Any]
+    way: Way
 
     @property
     def num_bytes(self) -> int:
@@ -295,21 +345,18 @@ class CodedEntry(Entry):
 
     def opened(self) -> Codes | Tensor:
         parts = {name: part.stored().view(part.shape) for name, part in self.parts.items()}
-        return self.scheme.read(parts, self.settings)
+        return self.scheme.read(parts, self.way)
 
     def read(self, dtype: torch.dtype | None, part: int, parts: int) -> Tensor:
-        found = self.opened()
-        size, step = len(found) // parts, max(1, PARTIAL_FLOATS // self.shape[1])
-        tensor = torch.empty(size, self.shape[1], dtype=dtype or torch.float32)
+        found, size = self.opened(), self.shape[0] // parts
+        tensor, step = torch.empty(size, *self.shape[1:], dtype=dtype or torch.float32), 2048
         for at in range(0, size, step):
-            mine = slice(part * size + at, part * size + min(size, at + step))
-            rows = found[mine]
+            rows = found[part * size + at : part * size + min(size, at + step)]
             tensor[at : at + step] = rows.numbers() if isinstance(rows, Codes) else rows
         return tensor
 
     def codes(self, part: int, parts: int) -> Codes | None:
-        found = self.opened()
-        size = len(found) // parts
+        found, size = self.opened() if self.scheme.kept else None, self.shape[0] // parts
         if isinstance(found, Codes) and found.span % 32 == 0:
             return found[part * size : (part + 1) * size]
         return None
@@ -322,76 +369,137 @@ def kept_bytes(entry: Entry) -> int:
         size, width, _ = BLOCKS[entry.dtype]
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
-    groups = numbers // 64
-    if isinstance(entry, CodedEntry) and "{}" in entry.scheme.label:  # of 4 or 8 bits
-        bits, groups = entry.settings["bits"], math.prod(entry.parts[entry.scheme.parts[-1]].shape)
-    return numbers * bits // 8 + 4 * groups
+    words = numbers // 64
+    if isinstance(entry, CodedEntry) and entry.scheme.kept and entry.way.order not in (True, "group"):
+        bits = 4 if "{}" in entry.scheme.label and entry.way.bits <= 4 else 8
+        scales = math.prod(entry.parts[entry.scheme.parts[-1]].shape)
+        words = max(scales * (entry.way.block[0] if entry.scheme.label == "FP8" else 1), entry.shape[0])
+    return numbers * bits // 8 + 4 * words
 
 
-def settings_of(config: Mapping) -> dict[str, Any]:
-    """How the weights of a quantized checkpoint are, by its config.json: `quant_method` and `bits` in one
-    form for all."""
+# --------------------------------------------------------------------------------------------- config.json
+# Forms of each method that are read ("": where config.json names none), and its bits.
+_READ: dict[str, tuple[str, tuple[int, ...]]] = {
+    "awq": ("gemm", (4,)), "gptq": (" gptq gptq_v2", (2, 3, 4, 8)), "mlx": ("affine", (2, 3, 4, 5, 6, 8)),
+    "fp8": ("", (8,)), "fbgemm_fp8": ("", (8,)), "modelopt": ("fp8", (8,)), "bitsandbytes": ("", (8,)),
+    "auto-round": ("auto_round:auto_gptq auto_round:auto_awq", (2, 3, 4, 8, 16)),
+    "compressed-tensors": (
+        " pack-quantized int-quantized float-quantized naive-quantized nvfp4-pack-quantized mixed-precision",
+        (4, 8),
+    ),
+}  # fmt: skip
+_SPANS = {"awq": 128, "gptq": 128, "auto-round": 128, "mlx": 64}  # where none are named
+_FORM = ("mode", "packing_format", "checkpoint_format", "version", "format")  # the keys that may name it
+_KEYS = {"bits": "bits", "w_bit": "bits", "num_bits": "bits", "group_size": "span", "q_group_size": "span",
+         "weight_block_size": "block", "block_structure": "block", "desc_act": "order",
+         "actorder": "order"}  # fmt: skip
+
+
+def method_of(config: Mapping) -> tuple[dict, str, str]:
+    """What a config.json says of how its weights are quantized: all, the method, and its form."""
     stored = quantization(config)
-    if "quant_method" not in stored and (mlx := section(config, "quantization")):
-        return {"quant_method": "mlx", **mlx}
-    groups = [*section(stored, "config_groups").values()]
-    weights = section(groups[0], "weights") if groups else {}
-    bits = stored.get("bits") or stored.get("w_bit") or weights.get("num_bits") or 8
-    return {**stored, "bits": bits}
+    if "quant_method" not in stored and "quantization" in config:
+        stored = {"quant_method": "mlx", "mode": "affine"} | stored
+    method = str(stored.get("quant_method") or stored.get("quant_algo") or "")
+    forms = (stored.get(key) for key in (("quant_algo",) if method == "modelopt" else _FORM))
+    return stored, method, str(next(filter(None, forms), "gemm" if method == "awq" else "")).lower()
+
+
+def _ways(stored: Mapping, way: Way) -> Iterator[Way]:
+    """The ways that a section and those inside it name."""
+    found = {ours: stored[key] for key, ours in _KEYS.items() if stored.get(key) is not None}
+    yield (way := way._replace(**found))
+    for name, inner in stored.items():
+        if isinstance(inner, dict) and "activations" not in name:
+            yield from _ways(inner, way)
 
 
 def unreadable(config: Mapping) -> str:
     """The words "quantized (aqlm) in a way …" for weights that nothing here reads, else ""."""
-    stored = settings_of(config)
-    method, version = stored.get("quant_method"), stored.get("version") or "gemm"
-    known = (
-        method in _METHODS and stored.get("bits") in (2, 4, 8) and stored.get("mode", "affine") == "affine"
-    )
-    known = known and stored.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
-    if known and (method != "awq" or version.lower() == "gemm"):
-        return ""
-    how = f" ({str(method or stored.get('quant_algo'))[:40]})" if method or stored.get("quant_algo") else ""
-    return f"quantized{how} in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
+    stored, method, form = method_of(config)
+    sparse = section(stored, "sparsity_config").get("format") or "dense"
+    forms, bits = _READ.get(method, ("unknown", ()))
+    how = form if sparse == "dense" else sparse
+    if how in forms.split(" "):
+        other = {way.bits for way in _ways(stored, Way(bits[-1]))} - {*bits}
+        if not other:
+            return ""
+        how = f"{other.pop()} bits"
+    how = " ".join(filter(None, (method, how)))[:60]
+    return f"quantized ({how}) in a way that nothing here reads: take the unquantized one, GGUF or AWQ"
+
+
+# ------------------------------------------------------------------------------------------------- entries
+# Scales of activations and of the cache, which nothing here uses.
+_BESIDE = {f"{name}_{end}" for name in ("input", "output", "activation", "q", "k", "v", "prob")
+           for end in ("scale", "zero_point", "global_scale")}  # fmt: skip
 
 
 def quantized_entries(entries: Mapping[str, Entry], config: Mapping) -> dict[str, Entry]:
-    """Stored tensors with the parts of each quantized matrix as one, X.weight, of the shape that it has."""
-    settings = settings_of(config)
+    """Stored tensors by the Hub's names, with the parts of each quantized matrix as one, X.weight, of the
+    shape that it has."""
+    family, (settings, method, form) = family_of(config), method_of(config)
     stems: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
         stem, inside, leaf = name.partition(".weight.")
         stem, leaf = (stem, f"weight.{leaf}") if inside else (name.rpartition(".")[::2])
-        stems.setdefault(stem, {})[leaf] = entry
-    found: dict[str, Entry] = {}
+        if leaf not in _BESIDE:
+            stems.setdefault(stem, {})[leaf] = entry
+    made: dict[str, Entry] = {}
+    base = Way(8, _SPANS.get(method, 0), less_one=form in ("", "gptq", "auto_round:auto_gptq"))
     for stem, parts in stems.items():
-        own = {**settings, **section(settings, stem)} if isinstance(settings.get(stem), dict) else settings
-        if scheme := next((one for one in SCHEMES if _fits(one, parts, own)), None):
-            first, others = parts[scheme.parts[0]], {"bias": parts.pop("bias")} if "bias" in parts else {}
-            shape = scheme.shape(first.shape, own["bits"])
-            if scheme.label == "NF4":
-                state = {name: part.stored() for name, part in parts.items() if ".quant_state." in name}
-                shape = tuple(_state(state)["shape"])
-            place = first.path, scheme.label.format(own["bits"]), shape, first.begin, first.end
-            parts = {**others, "weight": CodedEntry(*place, scheme, parts, own)}
-        found |= {f"{stem}.{leaf}".lstrip("."): entry for leaf, entry in parts.items()}
-    return _from_mlx(found) if settings.get("quant_method") == "mlx" else found
+        if scheme := next((one for one in SCHEMES if _fits(one, parts, f"{method} {form}")), None):
+            others = {"bias": parts.pop("bias")} if "bias" in parts else {}
+            own = settings.get(stem, settings.get(stem.removeprefix("language_model.")))
+            ways = [*(_ways(own, base) if isinstance(own, dict) else ()), *_ways(settings, base)]
+            parts = {**others, "weight": _coded(stem, scheme, parts, ways)}
+        made |= {f"{stem}.{leaf}".lstrip("."): entry for leaf, entry in parts.items()}
+    return from_mlx(made, {} if family is None else family.MLX)
 
 
-def _fits(scheme: Scheme, parts: Mapping[str, Entry], settings: Mapping) -> bool:
+def _fits(scheme: Scheme, parts: Mapping[str, Entry], method: str) -> bool:
     if any(name not in parts for name in scheme.parts) or parts[scheme.parts[0]].dtype != scheme.dtype:
         return False
-    return scheme.label != "AWQ-{}" or settings.get("quant_method") == "awq"
+    return scheme.label != "AWQ-{}" or "awq" in method
 
 
-# MLX's names -> the Hub's.
-_MLX = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head.",
-        "vision_tower.": "model.visual.", "": ""}  # fmt: skip
+def _coded(stem: str, scheme: Scheme, parts: Mapping[str, Entry], ways: list[Way]) -> CodedEntry:
+    """The matrix of these parts, in the first of `ways` that fits their shapes. Two may, of other bits and
+    widths: where the file tells columns, or bits of zeros, it must have those."""
+    first, last = parts[scheme.parts[0]], parts[scheme.parts[-1]]
+    told = [parts[name] for name in parts if name == "weight_shape" or ".quant_state." in name]
+    shape = told[0].stored().tolist() if told and told[0].path.is_file() else None
+    shape = json.loads(bytes(shape))["shape"] if shape and not scheme.kept else shape
+    bits = parts["qzeros"].shape[1] * 32 // last.shape[1] if "qzeros" in parts else None
+    for way in ways:
+        own = tuple(shape or scheme.shape(first.shape, way.bits))
+        words = -(-own[-1] * way.bits // 32) if "weight_packed" in parts and scheme.kept else first.shape[-1]
+        fits = not scheme.kept or math.prod(last.shape) in way.counts(own[0], own[1], scheme.label == "FP8")
+        if fits and words == first.shape[-1] and bits in (None, way.bits):
+            break
+    else:
+        raise CheckpointError(f"{first.path}: {stem} has no groups of a width that config.json names")
+    where = first.path, scheme.label.format(way.bits), own, first.begin, first.end
+    return CodedEntry(*where, scheme, parts, way)
 
 
-def _from_mlx(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """MLX's tensors under the Hub's names; the kernels of its convolutions have their inputs last."""
+OF_MLX = re.compile(r"language_model\.(model|layers)\.").match  # names in its folders
+
+
+def from_mlx(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Tensors by the Hub's names, of a folder that mlx-vlm has written; those of another as they are.
+
+    names: beginnings of names there -> the Hub's, "" last; and "+1", an expression for the Hub's names of
+    norms that are stored there as 1 + w. Kernels of convolutions have their inputs last there.
+    """
+    if not names or not any(map(OF_MLX, entries)):
+        return dict(entries)
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
-        turned = len(entry.shape) > 2 and name.endswith("weight")
-        found[rename(name, _MLX)] = joined(lambda x: x.movedim(-1, 1), entry) if turned else entry
+        name = rename(name, names)
+        if len(entry.shape) > 2 and name.endswith("weight"):
+            entry = joined(lambda kernel: kernel.movedim(-1, 1), entry)
+        elif re.fullmatch(names.get("+1", ""), name):
+            entry = joined(lambda norm: norm.float() - 1, entry)
+        found[name] = entry
     return found

@@ -49,6 +49,7 @@ def save(
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     extra_files: Callable[[Path], None] | None = None,
+    tensors: Mapping[str, Pending] | None = None,
 ) -> Path:
     """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
 
@@ -60,10 +61,11 @@ def save(
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
         extra_files: writes what else belongs to the model into the new folder, before that takes its place.
+        tensors: take the place of the model's own, by name, a tied head left out.
     """
     folder = Path(folder)
     with replace_folder(folder, lambda name: is_checkpoint_file(name, processor is not None)) as new:
-        write_checkpoint(model, new, processor, max_shard_bytes)
+        write_checkpoint(model, new, processor, max_shard_bytes, tensors)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         if extra_files is not None:
@@ -72,7 +74,11 @@ def save(
 
 
 def write_checkpoint(
-    model: Any, folder: Path, processor=None, max_shard_bytes: int = MAX_SHARD_BYTES
+    model: Any,
+    folder: Path,
+    processor=None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    tensors: Mapping[str, Pending] | None = None,
 ) -> None:
     """A model, and its processor where given, in transformers' layout, into a folder that exists."""
     config = model.config
@@ -81,7 +87,7 @@ def write_checkpoint(
         _check_processor(processor, config)
         config = _with_tokenizer_ids(config, processor.tokenizer)
     written(config)  # refused before anything is unpacked
-    tensors = stored_tensors(model)
+    tensors = stored_tensors(model) if tensors is None else tensors
     dtype = min({tensor.dtype for tensor in tensors.values()}, key=lambda one: one == torch.bfloat16)
     described, places = written(config, str(dtype).removeprefix("torch."))
     write_json(folder / "config.json", described)
@@ -243,7 +249,8 @@ def transformers_processor(processor):
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
-    checks = {"image token id": (processor.image_token_id, config.image_token_id)}
+    ids = processor.image_token_id, config.image_token_id
+    checks = {"image token id": ids} if config.vision.num_hidden_layers else {}
     for name in ("image_seq_len", "image_seq_length"):  # the latter is InternVL's; images of own sizes: none
         if (positions := getattr(processor, name, None)) is not None:
             checks[f"tokens per tile ({name})"] = positions, FAMILIES[config.family].positions(config)

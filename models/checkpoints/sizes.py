@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from families.keys import quantization
 from models.checkpoints.files import Opened
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import client, fetched, one_sentence
@@ -53,8 +52,8 @@ def read_headers(opened: Opened) -> Headers | None:
     is longer; nothing is kept.
     """
     if isinstance(opened.files, GgufFiles):
-        tensors, count = gguf_entries(opened, opened.files.headers), len(opened.files.headers)
-    elif weights := opened.weights_here:
+        return Headers(gguf_entries(opened, opened.files.headers), len(opened.files.headers))
+    if weights := opened.weights_here:
         tensors, count = stored_entries(opened), len(weights)
     elif opened.commit is None:
         return None
@@ -68,6 +67,4 @@ def read_headers(opened: Opened) -> Headers | None:
             for name, info in header.tensors.items()
         }
         count = len(metadata.files_metadata)
-    if quantization(opened.config):
-        tensors = quantized_entries(tensors, opened.config)
-    return Headers(tensors, count)
+    return Headers(quantized_entries(tensors, opened.config), count)

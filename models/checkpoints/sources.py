@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from messages import did_you_mean, some
 from models.checkpoints.files import (
@@ -41,7 +41,7 @@ def open_files(source: str | Path, revision: str | None = None) -> Opened:
     return _opened(resolve_source(source, revision), source, revision)
 
 
-def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
+def _opened(place: str, source: str | Path, revision: str | None, adapter: Any = None) -> Opened:
     wanted, text = _without_quantization(str(source))[1], ""
     folder = place
     if os.path.isfile(place):
@@ -52,7 +52,7 @@ def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
         names = [name for name in files.names() if "/" not in name]
         if text or wanted or (any(n.endswith(SUFFIX) for n in names) and not {WEIGHTS, INDEX} & {*names}):
             files = GgufFiles(files, source, names, wanted, text)
-    return Opened(files, open_files)
+    return Opened(files, open_files, adapter)
 
 
 def repository(name: str) -> str:
@@ -128,8 +128,10 @@ _READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incom
 _TRIES, _PAUSE = 5, 0.5  # seconds
 
 
-def one_version(source: str | Path, revision: str | None, read: Callable[[Opened], T]) -> T:
-    """The result of `read`, all of it from files that did not change meanwhile.
+def one_version(
+    source: str | Path, revision: str | None, read: Callable[[Opened], T], adapter: Any = None
+) -> T:
+    """The result of `read`, all of it from files that did not change meanwhile, with an `Opened.adapter`.
 
     `read` may be called several times, and what it raises about a folder that changes is forgotten. A
     repository's files are those of one commit and do not change.
@@ -137,11 +139,11 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[Opened
     place = resolve_source(source, revision)
     folder = Path(place).parent if os.path.isfile(place) else Path(place)  # a file is GGUF
     if not folder.is_dir():
-        return read(_opened(place, source, revision))
+        return read(_opened(place, source, revision, adapter))
     for _ in range(_TRIES):
         before = _state(folder)
         try:
-            result = read(_opened(place, source, revision))
+            result = read(_opened(place, source, revision, adapter))
         except Exception:
             if _state(folder) == before:
                 raise

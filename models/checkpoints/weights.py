@@ -25,6 +25,7 @@ from messages import counted, some
 from models.checkpoints.files import CheckpointError, Opened
 
 Shape = tuple[int, ...]
+HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What quantized weights consist of; of U32 the bits.
 PARTS_OF_CODES = {

@@ -199,7 +199,8 @@ INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
                     const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
                     if (wide) code[s][p] = *(const uvec *)at, more[s][p] = *(const uvec *)(at + PANEL);
                     else open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
-                    for (int i = u; !wide && i < bits / 2; i += 2) __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
+                    for (int i = u; !wide && (LANES == 16 || !p) && i < bits / 2; i += 2) /* each line once */
+                        __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
                 }
                 EACH(r, rows) {
                     const uint32_t *in = x + r * stride + 8 + 4 * q + 2 * u;

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import BLOCK, CodedLinear, CodedWeight, Form
+from generation.codes import BLOCK, CodedLinear, CodedWeight, Codes, Form
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -132,8 +132,10 @@ class PanelWeight(nn.Module):
 
     @classmethod
     def of_codes(cls, layer: CodedWeight) -> PanelWeight:
-        """A layer with the codes of another one."""
+        """A layer with the codes of another one; with an adapter beside them, their sum in eight bits."""
         panel, codes = load_panels(4).ocelli_panel(), layer.codes
+        if isinstance(layer, CodedLinear) and layer.low is not None and layer.high is not None:
+            codes = Codes.rounded(codes.numbers().addmm_(layer.high, layer.low))
         padding = -layer.out_features % panel
 
         def panels(rows: Tensor) -> Tensor:
@@ -279,7 +281,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
         if isinstance(layer, PanelEmbedding):
             return PackedEmbedding(weight, scale, dtype, layer.in_features)
         bias = None if layer.bias is None else layer.bias[:count].to(device, dtype)
-        return PackedLinear(weight, scale, bias)
+        return PackedLinear(weight, scale, bias, layer.in_features)
 
     replace_layers(model, make, (PanelWeight,))
     for name, parameter in [*model.named_parameters()]:
