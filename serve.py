@@ -90,8 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds for a request from its arrival to its end (default 600)")
     add("--allow-urls", action=argparse.BooleanOptionalAction, default=False,
         help="fetch images that clients name from public addresses (default: off)")
-    add("--allow-paths", type=Path, metavar="DIR",
-        help="folder below which clients may name images and videos as file:///NAME (default: none)")
     add("--drain", type=positive, default=30, metavar="SECONDS",
         help="seconds for the rest of the answers after SIGTERM or Ctrl-C (default 30)")
     # fmt: on
@@ -104,8 +102,6 @@ def start(settings: argparse.Namespace, last_port: int | None = None):
     check_model(settings.model, None)  # what is wrong is refused before a model is loaded
     if settings.api_key == "":  # of a variable that is not set, say
         raise ValueError("--api-key: expected a key, got an empty text")
-    if settings.allow_paths is not None and not settings.allow_paths.is_dir():
-        raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
     origins = [one if one == "*" else origin(one) for one in settings.allowed_origin]
     listening = listen(settings.host, settings.port, last_port)
     from inference.checkpoint import open_checkpoint

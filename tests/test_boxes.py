@@ -284,7 +284,7 @@ def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
 
     checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{key: CAR}])
     sent = [message("Where?", image), {"role": "assistant", "content": shown}]
-    asked, _ = check_request({"model": "x", "messages": [*sent, {"role": "user", "content": "And?"}]}, 9)
+    asked = check_request({"model": "x", "messages": [*sent, {"role": "user", "content": "And?"}]})
     media = Media(ApiLimits())
     pictures = asyncio.run(media.read(asked, "", id))
     row, _ = prompt_of(asked, media, pictures, GenerationOptions(), checkpoint)

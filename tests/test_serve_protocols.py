@@ -150,65 +150,11 @@ def test_thinking_is_an_item_of_its_own(here, respond, thinking, summary):
     # As clients send it back.
     items = [{"role": "user", "content": QUESTION}, *(item.model_dump() for item in made.output)]
     again = respond(**fields | {"input": [*items, {"role": "user", "content": "why?"}]})
-    follow = respond(**fields | {"input": "why?", "previous_response_id": made.id})
-    assert again.usage.input_tokens == follow.usage.input_tokens and again.output_text == follow.output_text
-
-
-@pytest.mark.slow(but=1)
-def test_a_conversation_goes_on_from_what_is_kept(here, respond):
-    first = respond(**asked(STAR, instructions="Be short."))
-    body = {"model": NAME, "input": SHAPES, "previous_response_id": first.id}
-    second = respond(**body)
-    messages = [message(STAR, EXAMPLE), {"role": "assistant", "content": first.output_text}]
-    messages += [{"role": "user", "content": SHAPES}]  # instructions are of one request
-    chat = here.send("POST", json={"model": NAME, "messages": messages}).json()
-    assert second.output_text == chat["choices"][0]["message"]["content"]
-    assert second.usage.input_tokens == chat["usage"]["prompt_tokens"]
-    third = respond(**body)  # what was computed is kept, too
-    assert third.usage.input_tokens_details.cached_tokens > first.usage.input_tokens - 20
-    fourth = respond(model=NAME, input="And what word?", previous_response_id=third.id)
-    assert fourth.usage.input_tokens > third.usage.input_tokens
-
-
-def test_what_is_kept_can_be_read_and_dropped_and_what_is_not_cannot(here, respond):
-    client = here.client()
-    made, other = respond(**asked()), respond(**asked(store=False))
-    assert client.responses.retrieve(made.id).to_dict() == made.to_dict() and other.store is False
-    client.responses.delete(made.id)
-    for name in (made.id, other.id):
-        for method in ("GET", "DELETE"):
-            refused(here.send(method, f"{RESPONSES}/{name}"), 404)
-        error = refused(here.send("POST", RESPONSES, json=asked(previous_response_id=name)), 400)
-        assert error["param"] == "previous_response_id"
-
-
-def test_the_latest_responses_are_kept_in_bounded_memory():
-    store = responses.Store(100)
-
-    def put(name: str, size: int, client: str = "") -> None:
-        store.put(client, name, [], "x" * (size - 4))  # with quotes, and no messages
-
-    for name in "abc":
-        put(name, 40)
-        store.get("a")  # the latest to have been used
-    assert store.get("a") and store.get("c")
-    with pytest.raises(Refused):
-        store.get("b")
-    put("far too much", 101)
-    assert store.get("a")
-    put("d", 100)
-    assert store.get("d") and store.before("d", b"", 2) == []
-    with pytest.raises(Refused):
-        store.before("d", b"{", 2)  # a request that goes on is charged with it
-    with pytest.raises(Refused):
-        store.get("a")
-    put("of another", 30, "other")
-    for name in "efgh":
-        put(name, 30)
-    assert store.get("of another")  # one client does not push out all others
-    store.drop("of another")
-    put("i", 60)
-    assert store.get("h") and store.get("i")
+    talk = [*body["messages"], said, {"role": "user", "content": "why?"}]
+    fields = {"reasoning_effort": "low", "thinking_token_budget": 9}
+    follow = here.send("POST", json=body | fields | {"messages": talk}).json()
+    assert again.usage.input_tokens == follow["usage"]["prompt_tokens"]
+    assert again.output_text == follow["choices"][0]["message"]["content"]
 
 
 class Count(BaseModel):
@@ -250,7 +196,6 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"},
         ({"input": "x" * 1_000_001}, "input"),
         ({"n": 2}, "n"),
         ({"stream": "false"}, "stream"),
-        ({"previous_response_id": 5}, "previous_response_id"),
         ({"model": "gpt-6"}, "model"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -274,13 +219,13 @@ def test_what_changes_no_response_is_ignored(here):
     unknown = {"truncation": "auto", "max_tool_calls": 3}
     answer = here.send("POST", RESPONSES, json=asked(**ignored, **unknown, include=[], user="me"))
     assert answer.json()["output"][0]["content"][0]["text"] == "blue"
-    known = check_request(responses.chat_body(asked()), 100)[0].model_fields_set
+    known = check_request(responses.chat_body(asked())).model_fields_set
     assert known <= {"model", "messages", "stream", "stream_options"}
     # Each field of OpenAI's client is taken, refused or ignored: none is an error of ours.
     for name in ResponseCreateParamsBase.__annotations__:
         for value in ("x", 1, [1], {"a": 1}, True):
             try:
-                check_request(responses.chat_body(asked() | {name: value}), 100)
+                check_request(responses.chat_body(asked() | {name: value}))
             except Refused as error:
                 assert error.status == 400, (name, value)
 
@@ -330,9 +275,8 @@ def converted(made, cut: bool = False) -> list[dict]:
 
 def test_calls_are_items_and_come_back_as_one_message():
     fields = {"model": NAME, "input": "Hm?", "tools": [TOOL]}
-    request, _ = check_request({"model": NAME, "messages": [{"role": "user", "content": "Hm?"}]}, 100)
-    store = responses.Store()
-    made = responses.Made(fields, request, [], partial(store.put, ""))
+    request = check_request({"model": NAME, "messages": [{"role": "user", "content": "Hm?"}]})
+    made = responses.Made(fields, request)
     for event in converted(made):
         EVENTS.validate_python(event, strict=True)
     whole = Response.model_validate(made.whole, strict=True)
@@ -350,11 +294,11 @@ def test_calls_are_items_and_come_back_as_one_message():
     assert [call["function"]["name"] for call in answer["tool_calls"]] == ["look", "wait"]
     assert answer["content"] == [{"type": "text", "text": "Let me look."}]
     assert one["content"][0]["type"] == "image_url" and other["tool_call_id"] == "call_b"
-    assert store.before(whole.id, b"", 2**20)[-1]["tool_calls"] == answer["tool_calls"]
-    cut = responses.Made(fields, request, [], partial(store.put, ""))
+    assert made.blocks.message["tool_calls"] == answer["tool_calls"]
+    cut = responses.Made(fields, request)
     converted(cut, cut=True)
     assert cut.whole["status"] == "incomplete" == cut.whole["output"][-1]["status"]
-    assert len(store.before(cut.id, b"", 2**20)[-1]["tool_calls"]) == 1
+    assert len(cut.blocks.message["tool_calls"]) == 1
     (tool,) = responses.chat_body(fields)["tools"]
     assert tool["function"]["name"] == "weather" and tool["type"] == "function"
 
@@ -382,10 +326,10 @@ def test_functions_are_called_in_each_protocol_and_their_results_seen(here, stre
     ]
     parts = [{"type": "input_image", "image_url": data_url(CUP), "detail": "auto"}]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": parts}
-    follow = body | {"input": [result], "previous_response_id": made.id}
-    seen = read(here.send("POST", RESPONSES, json=follow))
+    talk = [{"role": "user", "content": "go"}, call.model_dump(), result]
+    seen = read(here.send("POST", RESPONSES, json=body | {"input": talk}))
     result["output"] = "done"
-    told = read(here.send("POST", RESPONSES, json=follow))
+    told = read(here.send("POST", RESPONSES, json=body | {"input": talk}))
     assert seen.usage.input_tokens > told.usage.input_tokens > made.usage.input_tokens
     tool = {"name": "move", "description": "Moves.", "input_schema": SCHEMA}
     choice = {"type": "any", "disable_parallel_tool_use": True}

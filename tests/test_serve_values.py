@@ -1,4 +1,4 @@
-"""Values in requests: how many are looked at, what numbers may be, and what stays in memory of them."""
+"""Values in requests: how many are looked at, and what numbers may be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from data.tools import Tool
 from inference.calls import CallReader, whole_calls
 from inference.markup import MARKUPS
-from tests.house import data_url
-from tests.servers import EXAMPLE, MESSAGES, NAME, RESPONSES, Running, refused, running
-from web import responses
+from tests.servers import MESSAGES, NAME, RESPONSES, Running, running
 from web.blocks import Block, Blocks
 from web.errors import Refused
 from web.protocol import MOST_VALUES, ChatMessage, read_json, read_object
@@ -30,24 +28,6 @@ def called(arguments: str) -> list[dict]:
     return [call, {"type": "function_call_output", "call_id": "1", "output": "ok"}]
 
 
-# ------------------------------------------------------------------------------- conversations that are kept
-@pytest.mark.slow
-def test_a_conversation_has_no_more_values_than_one_body(here):
-    """However many responses it is spread over."""
-    shown = {"type": "input_image", "image_url": data_url(EXAMPLE), "detail": [0] * (MOST_VALUES * 2 // 5)}
-    given = [{"role": "user", "content": [shown, {"type": "input_text", "text": "What?"}]}]
-    asked, before = {"model": NAME, "max_output_tokens": 1}, None
-    for turn in range(3):
-        body = asked | {"input": given, "previous_response_id": before}
-        answer = here.send("POST", RESPONSES, json=body)
-        if turn == 2:
-            assert refused(answer, 400)["param"] == "previous_response_id"
-        else:
-            before = answer.json()["id"]
-    again = asked | {"input": "and?", "previous_response_id": before}
-    assert here.send("POST", RESPONSES, json=again).status_code == 200  # after what was accepted
-
-
 @pytest.mark.parametrize(
     "mark", [",", "[", "{", r"\u002c", r"\u002C", r"\u005b", r"\u005B", r"\u007b", r"\u007B"]
 )
@@ -61,20 +41,6 @@ def test_arguments_that_come_as_an_object_are_kept_as_a_text():
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"é": [1, 2.5]}}}]}
     (one,) = ChatMessage.model_validate(called).tool_calls
     assert one.arguments == '{"é": [1, 2.5]}'
-
-
-def test_a_conversation_that_is_kept_counts_with_what_goes_on_from_it():
-    store, asked = responses.Store(), {"model": NAME, "input": called('{"a": [1, 2]}')}
-    messages = responses.chat_body(asked)["messages"]
-    store.put("", "1", messages, {})
-    assert store.before("1", b"{}", 2**20) == messages
-    for body, most, status in (
-        (b"," * MOST_VALUES, 2**20, 400),
-        (b"{}", len(json.dumps(messages)) // 2, 413),
-    ):
-        with pytest.raises(Refused) as caught:
-            store.before("1", body, most)
-        assert caught.value.status == status
 
 
 # --------------------------------------------------------------------------------- numbers that JSON can hold

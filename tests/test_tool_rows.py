@@ -305,7 +305,7 @@ def test_calls_without_readable_arguments_are_refused(given):
         ToolCall.read(given)
     talk = [{"role": "user", "content": "?"}, calling("", given), result(1, "noon")]
     with pytest.raises(Refused, match="tool_calls"):
-        check_request({"model": "m", "messages": talk}, 100)
+        check_request({"model": "m", "messages": talk})
 
 
 @pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function", "index": 0}, {"arguments": None}])
@@ -441,7 +441,7 @@ def test_thoughts_of_earlier_messages_reach_the_prompt_through_every_protocol(pr
     text = by_transformers(own, expected, add_generation_prompt=True)
     assert thought in text
     for body in bodies:
-        asked_for, _ = check_request(body, 100)
+        asked_for = check_request(body)
         checkpoint: Any = SimpleNamespace(processor=own, knows_tools=True)
         made, _ = prompt_of(asked_for, Media(ApiLimits()), [], GenerationOptions(), checkpoint)
         assert own.decode(made.input_ids, skip_special_tokens=False).startswith(text)

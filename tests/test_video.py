@@ -521,7 +521,7 @@ def test_a_video_that_nobody_waits_for_is_decoded_no_longer(closed):
     served, own = engine.Engine(embedded()), Media(ApiLimits())
     url = data_url(endless(), "video/mp4")
     parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "how many"}]
-    asked, _ = check_request({"model": "x", "messages": [{"role": "user", "content": parts}]}, 9)
+    asked = check_request({"model": "x", "messages": [{"role": "user", "content": parts}]})
 
     async def left() -> int:
         shown = await own.read(asked, "", id)

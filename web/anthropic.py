@@ -15,8 +15,7 @@ from typing import Any
 from web.blocks import Block, Blocks, Delta, check_fields, content_of, function_tool, piece_of, tool_call
 from web.errors import Refused, unexpected
 
-# Fields of this protocol that are others, or in another place, in chat completions.
-NAMES = ("system", "stop_sequences", "thinking", "output_config", "tools", "tool_choice", "messages")
+# Fields of chat completions that this protocol has by another name.
 BACK = {"stop": "stop_sequences", "response_format": "output_config.format", "reasoning_effort": "thinking"}
 BACK |= {"thinking_token_budget": "thinking.budget_tokens"}
 ABSENT = ("n", "logprobs", "top_logprobs")
@@ -51,7 +50,7 @@ def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
         messages += _messages(message, f"messages[{at}]")
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
     return {
-        **{name: value for name, value in asked.items() if name not in NAMES},
+        **asked,
         "messages": messages,
         "stop": piece_of(asked, "stop_sequences", list),
         "response_format": form and {"type": "json_schema", "json_schema": {"schema": form.get("schema")}},

@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from models import __version__
 from models.checkpoints.sources import last_name
 from web import anthropic, attribution, page, responses
-from web.blocks import piece_of
 from web.completion import Completion
 from web.door import MESSAGES, Metrics, Record, client_of
 from web.engine import Engine, Ticket
@@ -35,7 +34,6 @@ from web.protocol import ChatRequest, check_request, read_object
 from web.streams import DONE, started, streamed
 
 ABOUT = "Small vision-language models, in the protocols of OpenAI and Anthropic."
-RESPONSES = "/v1/responses"
 
 
 class Api:
@@ -44,7 +42,7 @@ class Api:
     def __init__(self, engine: Engine, limits: ApiLimits, metrics: Metrics):
         self.engine, self.limits, self.metrics = engine, limits, metrics
         self.name, self.created = last_name(engine.checkpoint.name), int(time.time())
-        self.media, self.room, self.store = Media(limits), Room(limits.max_held), responses.Store()
+        self.media, self.room = Media(limits), Room(limits.max_held)
         # Of attribution one at a time: what waits has its body alone, and no image decoded.
         self.looking, self.all_looking = Turns(1), asyncio.Semaphore(1)
 
@@ -111,11 +109,11 @@ class Asking:
     def __init__(self, request: Request, api: Shared, record: Logged, body: Body):
         self.api, self.record, self.body, self.client = api, record, body, client_of(request.scope)
 
-    def check(self, chat: dict[str, Any]) -> tuple[ChatRequest, dict[str, str]]:
+    def check(self, chat: dict[str, Any]) -> ChatRequest:
         """See `check_request`."""
-        asked, headers = check_request(chat, self.api.limits.max_new_tokens)
+        asked = check_request(chat)
         self.record.model = self.api.check(asked.model)
-        return asked, headers
+        return asked
 
     async def ticket(self, asked: ChatRequest, answers: int | None = None) -> Ticket:
         """What is asked, or so many answers to it. Raises Refused, ImageError and QueueFull."""
@@ -137,17 +135,14 @@ class Asking:
         """The answers to what is asked, from the first look at its images on."""
         return Completion(self.api.engine.checkpoint, asked, partial(self.ticket, asked))
 
-    async def converted(
-        self, made: Any, checked: ChatRequest, asked: dict[str, Any], headers: dict[str, str]
-    ) -> Response:
+    async def converted(self, made: Any, asked: ChatRequest) -> Response:
         """The answer in another protocol: the events of what is `made`, or the whole after them."""
-        stream = bool(asked.get("stream"))
-        deltas, silent = await started(self.completion(checked).deltas())
-        if stream:
-            return streamed(made.events(deltas), silent, headers)
+        deltas, silent = await started(self.completion(asked).deltas())
+        if asked.stream:
+            return streamed(made.events(deltas), silent)
         async for _ in made.events(deltas):
             pass
-        return JSONResponse(made.whole, headers=headers)
+        return JSONResponse(made.whole)
 
 
 Asked = Annotated[Asking, Depends()]
@@ -169,56 +164,41 @@ def body_of(schema: str = "") -> dict[str, Any]:
     openapi_extra=body_of("#/components/schemas/ChatRequest"),
 )
 async def chat_completions(asking: Asked) -> Response:
-    asked, headers = asking.check(read_object(asking.body))
+    asked = asking.check(read_object(asking.body))
     if not asked.stream:
-        return JSONResponse(await asking.completion(asked).whole(), headers=headers)
-    return streamed(*await started(asking.completion(asked).chunks()), headers, DONE)
+        return JSONResponse(await asking.completion(asked).whole())
+    return streamed(*await started(asking.completion(asked).chunks()), DONE)
 
 
-@router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses", openapi_extra=body_of())
+@router.post("/v1/responses", summary="The same in OpenAI's Responses", openapi_extra=body_of())
 async def create_response(asking: Asked) -> Response:
-    api, record = asking.api, asking.record
-    record.names, asked = responses.BACK, read_object(asking.body)
-    name = piece_of(asked, "previous_response_id", str)
-    chat = responses.chat_body(asked, api.store.before(name, asking.body, api.limits.max_body))
-    checked, headers = asking.check(chat)
-    made = responses.Made(asked, checked, chat["messages"], partial(api.store.put, asking.client))
-    record.failed = made.failed
-    return await asking.converted(made, checked, asked, headers)
+    asking.record.names, asked = responses.BACK, read_object(asking.body)
+    checked = asking.check(responses.chat_body(asked))
+    made = responses.Made(asked, checked)
+    asking.record.failed = made.failed
+    return await asking.converted(made, checked)
 
 
-@router.get(RESPONSES + "/{name}", summary="A response that is kept")
-async def kept_response(api: Shared, name: str) -> Response:
-    return Response(api.store.get(name).response, media_type="application/json")
-
-
-@router.delete(RESPONSES + "/{name}", summary="Keep it no longer")
-async def drop_response(api: Shared, name: str) -> Response:
-    api.store.drop(name)
-    return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-
-@router.post(MESSAGES, summary="The same in the protocol of Anthropic's Messages", openapi_extra=body_of())
+@router.post(MESSAGES, summary="The same in Anthropic's Messages", openapi_extra=body_of())
 async def create_message(asking: Asked) -> Response:
-    asking.record.names, asked = anthropic.BACK, read_object(asking.body)
-    checked, headers = asking.check(anthropic.chat_body(asked))
-    return await asking.converted(anthropic.Made(checked.model), checked, asked, headers)
+    asking.record.names = anthropic.BACK
+    asked = asking.check(anthropic.chat_body(read_object(asking.body)))
+    return await asking.converted(anthropic.Made(asked.model), asked)
 
 
 @router.post(MESSAGES + "/count_tokens", summary="How many tokens a message asks", openapi_extra=body_of())
 async def count_tokens(asking: Asked) -> Response:
-    asking.record.names, asked = anthropic.BACK, read_object(asking.body)
-    checked, headers = asking.check(anthropic.chat_body({"max_tokens": 1} | asked))
-    ticket = await asking.ticket(checked, answers=0)
+    asking.record.names = anthropic.BACK
+    asked = asking.check(anthropic.chat_body({"max_tokens": 1} | read_object(asking.body)))
+    ticket = await asking.ticket(asked, answers=0)
     async for _ in ticket:
         pass
-    return JSONResponse({"input_tokens": ticket.prompt_tokens}, headers=headers)
+    return JSONResponse({"input_tokens": ticket.prompt_tokens})
 
 
 @router.post("/v1/attribution", summary="Where the model looked", openapi_extra=body_of())
 async def attribution_maps(asking: Asked) -> Response:
-    api = asking.api
-    asked, _ = asking.check(read_object(asking.body))
+    api, asked = asking.api, asking.check(read_object(asking.body))
     turn = api.looking.of(asking.client)  # by name: it goes with the last who waits for it
     async with turn, api.all_looking:
         shown = await api.media.read(asked, asking.client, asking.record.take)

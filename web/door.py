@@ -273,8 +273,8 @@ class Origins(CORSMiddleware):
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]):
         super().__init__(
-            app, origins, ("GET", "HEAD", "POST", "DELETE"), ["*"], allow_private_network=True,
-            expose_headers=("retry-after", "x-ocelli-clipped"),
+            app, origins, ("GET", "HEAD", "POST"), ["*"], allow_private_network=True,
+            expose_headers=("retry-after",),
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

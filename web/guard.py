@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
@@ -25,8 +24,7 @@ class ApiLimits:
     max_body: bytes of it. max_held: bytes of all requests that are being answered together.
     seconds: from its beginning to its end.
     max_images, image: how many images, and what each may be. max_new_tokens: of each answer.
-    allow_urls: images may be fetched from public addresses. allow_paths: the folder from whose files images
-        may be read, or None.
+    allow_urls: images may be fetched from public addresses.
     """
 
     max_body: int = 32 * 2**20
@@ -36,7 +34,6 @@ class ApiLimits:
     max_new_tokens: int = 4_096
     image: ImageLimits = field(default_factory=lambda: VisitorLimits(10 * 2**20, 24_000_000, max_seconds=20))
     allow_urls: bool = False
-    allow_paths: Path | None = None
 
 
 class Turns:

@@ -4,14 +4,11 @@ pixels where its prompt is made, both within the same limits."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from data.conversation import GivenText
 from data.errors import ImageError
@@ -35,7 +32,7 @@ class Media:
     """Threads that read what `image_url` and `video_url` name. Clients take turns."""
 
     def __init__(self, limits: ApiLimits):
-        self._folder, self._most = limits.allow_paths, limits.max_images
+        self._most = limits.max_images
         self._image = replace(limits.image, allow_urls=limits.allow_urls, allow_paths=False)
         self._video = replace(self._image, max_bytes=limits.max_body)
         self._reading = ThreadPoolExecutor(2, thread_name_prefix="images")
@@ -72,32 +69,14 @@ class Media:
         return [task.result() for task in reading]
 
     def _read(self, url: str, name: str) -> NamedBytes:
-        scheme, limits = url[:8].lower(), self._video if name.startswith("video") else self._image
-        source: str | bytes | None = url
-        if not scheme.startswith(("data:", "http://", "https://")):
-            if self._folder is None or not scheme.startswith("file://"):
-                expected = f"expected a data: URL with the {name.split()[0]} itself"
-                raise ImageError(
-                    f"{name}: {expected}; serve.py --allow-paths DIR allows file:// URLs of a folder"
-                )
-            if (source := self._file(self._folder, url)) is None:
-                raise ImageError(f"{name}: expected a file within the folder that this server may read")
-        data = NamedBytes(read_bytes(source, limits, name))
+        limits = self._video if name.startswith("video") else self._image
+        if not url[:8].lower().startswith(("data:", "http://", "https://")):
+            raise ImageError(f"{name}: expected a data: URL with the {name.split()[0]} itself")
+        data = NamedBytes(read_bytes(url, limits, name))
         data.name = name
         if limits is self._image:
             image_size(data, limits, name)
         return data
-
-    def _file(self, folder: Path, url: str) -> bytes | None:
-        """A file in the folder, by its path there or whole, as far as a video may be long, and a byte. None
-        for all else: a client does not learn what there is on this machine."""
-        with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
-            named, inside = unquote(urlsplit(url).path), os.path.realpath(folder)
-            for path in (Path(os.path.realpath(one)) for one in (folder / named.lstrip("/"), named)):
-                if path.is_relative_to(inside) and path.is_file():  # a pipe might never end
-                    with open(path, "rb") as file:
-                        return file.read(self._video.max_bytes + 1)
-        return None
 
     def open(self, data: NamedBytes, videos: int, processor: Processor, until: ExitStack) -> Any:
         """The pixels of what `read` gave: an image, or one of so many `videos`, which share the seconds that

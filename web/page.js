@@ -434,16 +434,6 @@ async function restore() {
 	turns = mine?.turns ?? [];
 	for (const turn of turns) turn.ended ??= "stopped"; // the page was closed while it was answered
 	for (const [id, value] of Object.entries(mine?.settings ?? {})) $(id)[typeof value === "boolean" ? "checked" : "value"] = value;
-	// A tab that was duplicated has the key of the first one: from here on it has a copy of its own.
-	const tabs = new BroadcastChannel("ocelli"), me = newKey();
-	tabs.onmessage = ({ data }) => {
-		if (data.key === key && data.to === undefined) tabs.postMessage({ to: data.from, key });
-		if (data.to === me && data.key === key) {
-			key = sessionStorage.ocelli = newKey();
-			save();
-		}
-	};
-	tabs.postMessage({ from: me, key });
 	return mine;
 }
 

@@ -1,6 +1,6 @@
 """OpenAI's chat completions: a body becomes a request that is checked.
 
-    asked, headers = check_request(read_object(body), 4096)    # raises Refused
+    asked = check_request(read_object(body))    # raises Refused
     options = asked.options(4096, 8)
 
 Fields that nothing here knows are ignored, because clients send many that change no answer. Whatever is
@@ -70,10 +70,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"le": 2}, "top_k": {"ge": -1, "le": 2**31}, "repetition_penalty": {"le": 100},
     "seed": {"ge": -(2**63), "le": 2**63 - 1},
 }  # fmt: skip
-# Of an answer that a client sends back: what no prompt says again.
-OURS = frozenset((
-    "boxes", "points", "malformed", "probabilities", "probability_mass", "expected_value",
-))  # fmt: skip
 
 
 def _refuse(value: Any) -> None:
@@ -353,11 +349,6 @@ class ChatRequest(Sampled, Strict):
         except RequestError as error:
             raise Refused(400, one_line(error), field, "invalid_value") from None
 
-    @property
-    def most_tokens(self) -> int | None:
-        """The new tokens that are asked for; None for as many as are usual."""
-        return self.max_completion_tokens or self.max_tokens
-
     def think(self, most_tokens: int) -> Think | None:
         """Thinking before the answers, of so many tokens at most. None where it is not asked for."""
         switch = self.chat_template_kwargs.get("enable_thinking")
@@ -381,7 +372,8 @@ class ChatRequest(Sampled, Strict):
         sampling = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
         sampling["top_k"] = max(0, self.top_k)
         sampling["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
-        most, think = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens), self.think(most_tokens)
+        wanted = self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS
+        most, think = min(wanted, most_tokens), self.think(most_tokens)
         logged = 0 if self.top is None else self.n * most * (1 + self.top)
         if logged > MOST_LOGGED:
             most_logged = f"at most {MOST_LOGGED:,} log-probabilities of all tokens"
@@ -417,16 +409,10 @@ def values_in(body: bytes) -> int:
     return sum(map(body.count, (b",", b"[", b"{", *escaped)))
 
 
-def check_values(count: int, place: str | None = None) -> None:
-    """Raises Refused for more values than are looked at."""
-    if count > MOST_VALUES:
-        expected = f"expected at most {MOST_VALUES:,} values in a conversation, got {count:,}"
-        raise Refused(400, f"{place}: {expected}" if place else expected, place)
-
-
 def read_object(body: bytes) -> dict[str, Any]:
     """A body of any protocol, without fields that are null. Raises Refused."""
-    check_values(values_in(body))
+    if (count := values_in(body)) > MOST_VALUES:
+        raise Refused(400, f"expected at most {MOST_VALUES:,} values in a conversation, got {count:,}")
     try:
         value = read_json(body)
     except ValueError as error:
@@ -436,16 +422,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {name: field for name, field in value.items() if field is not None}
 
 
-def check_request(value: Mapping[str, Any], most_tokens: int) -> tuple[ChatRequest, dict[str, str]]:
-    """(a request, headers of its response that say what of it is made less). Raises Refused, which quotes
-    nothing but the names of fields."""
+def check_request(value: Mapping[str, Any]) -> ChatRequest:
+    """A request. Raises Refused, which quotes nothing but the names of fields."""
     try:
-        request = ChatRequest.model_validate({k: v for k, v in value.items() if v is not None})
+        return ChatRequest.model_validate({k: v for k, v in value.items() if v is not None})
     except ValidationError as error:
         raise _refusal(error) from None
-    asked_for = {"max_tokens": request.most_tokens, "thinking_token_budget": request.thinking_token_budget}
-    clipped = [f"{name}={most_tokens}" for name, tokens in asked_for.items() if (tokens or 0) > most_tokens]
-    return request, {"x-ocelli-clipped": ", ".join(clipped)} if clipped else {}
 
 
 def _refusal(error: ValidationError) -> Refused:

@@ -1,21 +1,18 @@
 """OpenAI's Responses: a request becomes one of chat completions, and its answer becomes events.
 
-    body = chat_body(asked, store.before(name, body, most))     # for `web.protocol.check_request`
-    made = Made(asked, request, body["messages"], keep)
+    body = chat_body(asked)               # for `web.protocol.check_request`
+    made = Made(asked, request)
     async for event in made.events(deltas): ...
 
-The latest responses are kept in memory for whoever goes on from them (`previous_response_id`).
+Nothing is kept: a conversation goes on with all of its items in `input`.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from pydantic_core import from_json, to_json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from web.blocks import (
     Block,
@@ -30,35 +27,30 @@ from web.blocks import (
     tool_call,
 )
 from web.errors import Refused, unexpected
-from web.protocol import ChatRequest, check_values, values_in
+from web.protocol import ChatRequest
 
-KEPT_BYTES = 2**28  # of responses with the conversations before them
-# Fields of this protocol that chat completions have by another name, or not at all.
-NAMES = (
-    "input", "instructions", "text", "reasoning", "max_output_tokens", "previous_response_id", "store",
-    "include", "metadata", "truncation", "background", "conversation", "prompt",
-)  # fmt: skip
+# Fields of chat completions that this protocol has by another name.
 BACK = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 BACK |= {"max_completion_tokens": "max_output_tokens"}
-ABSENT = ("background", "conversation", "prompt", "n")
+ABSENT = ("background", "conversation", "previous_response_id", "prompt", "n")
 LOGPROBS = "message.output_text.logprobs"
 FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
-def chat_body(asked: Mapping[str, Any], before: Sequence[Any] = ()) -> dict[str, Any]:
-    """The body of chat completions for a request that follows these messages. What is not of this protocol
-    alone is left as it is. Raises Refused."""
+def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of chat completions for a request. What is not of this protocol alone is left as it is. Raises
+    Refused."""
     check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
-    said: list[Any] = [*before, *messages_of(asked.get("input"))]
+    said = messages_of(asked.get("input"))
     if (instructions := piece_of(asked, "instructions", str)) is not None:
         said.insert(0, {"role": "system", "content": instructions})
     logprobs = LOGPROBS in include or None
     return {
-        **{name: value for name, value in asked.items() if name not in NAMES},
+        **asked,
         "messages": said,
         "max_completion_tokens": asked.get("max_output_tokens"),
         "response_format": _format(piece_of(text, "format", dict, "text.")),
@@ -126,30 +118,21 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
 
 # ------------------------------------------------------------------------------------------- what is answered
 class Made:
-    """A response as it is made: `events` of a stream, and `whole` after them. `keep`, unless the request says
-    no, is called with its id, its conversation as messages of chat completions, and itself.
+    """A response as it is made: `events` of a stream, and `whole` after them.
 
-    asked: the body of its request; request: what became of it; messages: of that, before they were checked.
+    asked: the body of its request; request: what became of it.
     """
 
-    def __init__(
-        self,
-        asked: Mapping[str, Any],
-        request: ChatRequest,
-        messages: Sequence[Any],
-        keep: Callable[[str, Sequence[Any], dict[str, Any]], None],
-    ):
-        self.id, self.number, self.output = f"resp_{secrets.token_hex(24)}", 0, list[dict[str, Any]]()
+    def __init__(self, asked: Mapping[str, Any], request: ChatRequest):
+        self.number, self.output = 0, list[dict[str, Any]]()
         self.blocks, self._last, self.whole = Blocks(), Delta(0, "text"), dict[str, Any]()
-        self._keep = None if asked.get("store") is False else keep
-        self._said = messages[asked.get("instructions") is not None :]
         reasoning = asked.get("reasoning") or {}
         self._summary = bool(reasoning.get("summary"))
         self._about = {
-            "id": self.id, "object": "response", "created_at": int(time.time()), "model": request.model,
-            "temperature": request.temperature, "top_p": request.top_p, "truncation": "disabled",
-            "previous_response_id": asked.get("previous_response_id"), "background": False,
-            "instructions": asked.get("instructions"), "store": self._keep is not None,
+            "id": f"resp_{secrets.token_hex(24)}", "object": "response", "created_at": int(time.time()),
+            "model": request.model, "temperature": request.temperature, "top_p": request.top_p,
+            "truncation": "disabled", "previous_response_id": None, "background": False,
+            "instructions": asked.get("instructions"), "store": False,
             "metadata": piece_of(asked, "metadata", dict) or {}, "tools": asked.get("tools") or [],
             "tool_choice": asked.get("tool_choice") or "auto",
             "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
@@ -185,8 +168,6 @@ class Made:
                 for event in self._of(change):
                     yield event
         self.whole = self.response(self._status)
-        if self._keep is not None:
-            self._keep(self.id, [*self._said, self.blocks.message], self.whole)
         yield self.event(self._status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
@@ -251,65 +232,3 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any] | None:
         "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }
-
-
-# ----------------------------------------------------------------------------------------------- what is kept
-class Stored(NamedTuple):
-    """A response and the conversation up to it, as JSON, and the client whose they are."""
-
-    response: bytes
-    messages: bytes
-    client: str
-
-    @property
-    def size(self) -> int:
-        return len(self.response) + len(self.messages)
-
-
-class Store:
-    """The latest responses, of at most `most` bytes with the messages before them: the first to have been
-    used go, of the client who has most. What is larger by itself is not kept."""
-
-    def __init__(self, most: int = KEPT_BYTES):
-        self._most, self._kept, self._sizes = most, OrderedDict[str, Stored](), Counter[str]()
-
-    def get(self, name: str) -> Stored:
-        """Raises Refused for one that is not kept here."""
-        if name not in self._kept:
-            message = f"there is no response {name[:100]!r} here: expected one of the latest"
-            raise Refused(404, message, code="response_not_found")
-        self._kept.move_to_end(name)
-        return self._kept[name]
-
-    def before(self, name: str | None, body: bytes, most: int) -> list[Any]:
-        """The messages that a request with this body goes on from. Raises Refused for what is not kept, and
-        for a conversation that would be more than one body may hold, of `most` bytes."""
-        if name is None:
-            return []
-        field = "previous_response_id"
-        try:
-            before = self.get(name).messages
-        except Refused as error:
-            raise Refused(400, str(error), field, "previous_response_not_found") from None
-        if len(before) + len(body) > most:
-            message = f"expected at most {most:,} bytes with the responses before, got more"
-            raise Refused(413, f"{field}: {message}", field)
-        check_values(values_in(before) + values_in(body), field)
-        return from_json(before)
-
-    def put(self, client: str, name: str, messages: Sequence[Any], response: Mapping[str, Any]) -> None:
-        stored = Stored(to_json(response), to_json(messages), client)
-        if stored.size > self._most:
-            return
-        self._kept[name] = stored
-        self._sizes[client] += stored.size
-        while self._sizes.total() > self._most:
-            most = max(self._sizes, key=self._sizes.__getitem__)
-            self.drop(next(one for one, kept in self._kept.items() if kept.client == most))
-
-    def drop(self, name: str) -> None:
-        """Raises Refused for one that is not kept here."""
-        stored = self.get(name)
-        del self._kept[name]
-        self._sizes[stored.client] -= stored.size
-        self._sizes += Counter()  # without those who have none

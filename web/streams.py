@@ -41,9 +41,7 @@ async def started(events: AsyncIterator[T]) -> tuple[AsyncIterator[T], bool]:
     return all_of_them(), not first.done()
 
 
-def streamed(
-    events: AsyncIterator[dict[str, Any]], silent: bool, headers: dict[str, str], last: bytes = b""
-) -> Response:
+def streamed(events: AsyncIterator[dict[str, Any]], silent: bool, last: bytes = b"") -> Response:
     """silent: whether the client has waited for long already."""
 
     async def encoded() -> AsyncIterator[bytes]:
@@ -54,7 +52,7 @@ def streamed(
         if last:
             yield last
 
-    return _Stream(encoded(), headers=HEADERS | headers)
+    return _Stream(encoded(), headers=HEADERS)
 
 
 class _Stream(EventSourceResponse):
