@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,6 @@ import torch
 import torch.distributed as dist
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
-from lmms_eval.api.task import ConfigurableMessagesTask
 from lmms_eval.evaluator import simple_evaluate
 from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
@@ -52,13 +50,11 @@ from inference.answer import read_answer
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from inference.forms import requests_for
-from inference.grammar import choice_grammar
 from inference.thinking import budget_of, think_first, thinking_end
 from messages import one_line
 
 T = TypeVar("T", bound=tuple)
 NAME = "ocelli"
-IMPOSSIBLE = 1e9
 SEED_STEP = 1_000_003  # between documents of a task: each of its answers draws with a seed of its own
 
 
@@ -159,51 +155,7 @@ class Ocelli(lmms):
         return self.checkpoint.processor.form(document["image"].size)
 
     def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
-        """Pairs: of each choice the negative logarithm of its probability as a whole answer, with its end,
-        since lmms-eval takes the least; and whether it is the likeliest. All choices of a document are looked
-        at together (`inference.forms`); where that fails, none is likely, and a right one least of all."""
-        asked: dict[tuple, dict[str, list[int]]] = {}  # text -> places in `requests`
-        for number, request in enumerate(requests):
-            if len(request.args) != 6 or callable(request.args[1]):
-                wanted = "of likelihoods only those of a document's choices are supported"
-                raise RequestError(f"task {request.task_name}: {wanted}")
-            context, text, _, document, task, split = request.args
-            places = asked.setdefault((task, split, document, context), {})
-            places.setdefault(text.strip(), []).append(number)
-        results = [(IMPOSSIBLE, False)] * len(requests)
-        scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(asked))))
-        with tqdm(total=len(asked), desc="choices", disable=self.rank != 0) as bar:
-            deferred = (LazyRequest(key, partial(self._choice, requests, asked[key])) for key in asked)
-            for done in scheduler.run(deferred):
-                if (decision := done.decision) is None:
-                    self.errors.append((done.key[0], done.key[2], one_line(done.error)))
-                    for number in chain(*asked[done.key].values()):
-                        results[number] = (IMPOSSIBLE ** (1 + self._is_right(requests[number])), False)
-                else:
-                    for place, numbers in enumerate(asked[done.key].values()):
-                        for number in numbers:
-                            results[number] = (-decision.logprobs[place], place == decision.chosen)
-                bar.update()
-        # As results, because lmms-eval makes a text of a bare pair.
-        return [GenerationResult(pair) for pair in results]  # type: ignore[arg-type]
-
-    def _is_right(self, request: Instance) -> bool:
-        """Whether a choice is its document's, of which there may be several, by number or text."""
-        _, _, doc_to_visual, document, task, split = request.args
-        asked, held = doc_to_visual.__self__, self.task_dict[task][split][document]
-        right = asked.doc_to_target(held)
-        right = right if isinstance(right, list) else [right]
-        return request.idx in right or asked.doc_to_choice(held)[request.idx] in right
-
-    def _choice(self, requests: list[Instance], texts: Mapping[str, list[int]]) -> Request:
-        """Asks for one of the texts, each of which has its places in `requests`."""
-        context, _, doc_to_visual, document, task, split = requests[next(iter(texts.values()))[0]].args
-        held = self.task_dict[task][split][document]
-        (message,) = ConfigurableMessagesTask._build_user_turn(doc_to_visual(held), context)
-        row = self._encoded([message], task, document)
-        form = self.checkpoint.forms.constraint(choice_grammar([*texts]))
-        options = think_first(GenerationOptions(constraint=form), self.think)
-        return requests_for(self.checkpoint, row, options.max_new_tokens, options)[0]
+        raise RequestError(f"task {requests[0].task_name}: likelihoods are not supported")
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
         raise RequestError(f"task {requests[0].task_name}: several rounds are not supported")
@@ -275,21 +227,17 @@ def _load(tasks: Sequence[Task], manager: TaskManager) -> list:
     if not first:
         dist.barrier()
 
-    def found(task: Task, kind: str) -> list:
-        named = task if isinstance(task, str) else [dict(task)]  # which is changed
-        return _leaves(manager.load_task_or_group(named, kind))
-
     loaded = []
     for task in tasks:
+        named = task if isinstance(task, str) else [dict(task)]  # which is changed
         try:
-            leaves = found(task, "chat")
-            if any(leaf.OUTPUT_TYPE == "multiple_choice" for leaf in leaves):  # whose requests have no chat
-                both = zip(leaves, found(task, "simple"), strict=True)
-                leaves = [two if two.OUTPUT_TYPE == "multiple_choice" else one for one, two in both]
+            leaves = _leaves(manager.load_task_or_group(named, "chat"))
         except Exception as error:  # datasets and the Hub raise anything
             cause = error.__cause__ or error  # lmms-eval retries, and then reports only that it did
             reason = f"{type(cause).__name__}: {one_line(cause, 300)}"
             raise LmmsError(f"task {task}: its data cannot be loaded ({reason})") from error
+        if any(leaf.OUTPUT_TYPE == "multiple_choice" for leaf in leaves):  # whose requests have no chat
+            raise LmmsError(f"task {task}: likelihoods are not supported; take a task that generates answers")
         loaded += leaves
     if first and dist.is_initialized():
         dist.barrier()

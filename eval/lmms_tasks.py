@@ -188,13 +188,12 @@ def write_result(folder: Path, result: Mapping[str, Any], samples: Sequence[Mapp
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / SAMPLES).open("w", encoding="utf-8") as file:
         for sample in samples:
-            said, scored = sample["resps"], sample["filtered_resps"]  # of multiple choice, several
             record = {
                 "id": sample["doc_id"],
                 "prompt": sample["arguments"][0] if sample["arguments"] else None,
                 "targets": sample["target"],
-                "answer": said[0] if len(said) == 1 else said,
-                "scored": scored[0] if len(scored) == 1 else scored,
+                "answer": sample["resps"][0],
+                "scored": sample["filtered_resps"][0],
                 "doc": sample["doc"],
             }
             record |= {key: value for key, value in sample.items() if key not in _NOT_SCORES}

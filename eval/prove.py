@@ -2,14 +2,13 @@
 
     python -m eval prove checkpoints/ocelli-shapes          # a minute, offline; needs transformers alone
     python -m eval prove Qwen/Qwen3-VL-2B-Instruct --json prove.json --html prove.html
-    python -m eval prove runs/mine --device cuda --full     # more pictures, longer answers
+    python -m eval prove runs/mine --device cuda --full     # longer answers
     python -m eval prove --check prove.json                 # another's page: the same greedy tokens here?
     python -m eval prove MODEL --url http://127.0.0.1:8000/v1 --name M      # another engine's answers
 
 Without --url and --check it goes through files, inputs (ids and pixels beside transformers'), numbers
 (logits, and what rounding costs), ways (uncached, cached, chunks, batches, sessions, kept prefixes,
-schedulers, lookups, compiled) and speed. With --url 39 hard images and prompts are asked; where the server's
-answer is another, known mistakes are tried and those that lead to it are named.
+schedulers, lookups, compiled) and speed. With --url 39 hard images and prompts are asked.
 Exit status: 0 if nothing differs, 1 if something does, 2 with one sentence if it cannot be tried.
 """
 
@@ -39,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--revision", help="branch, tag or commit of the model on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the best available), cpu, cuda, mps")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="fewer pictures and shorter answers")
-    size.add_argument("--full", action="store_true", help="all pictures and longer answers")
+    size.add_argument("--quick", action="store_true", help="shorter answers")
+    size.add_argument("--full", action="store_true", help="longer answers")
     add("--json", type=Path, metavar="FILE", help="write what was found, with versions and tokens")
     add("--html", type=Path, metavar="FILE", help="write it as one page, for an issue or a model card")
     add("--card", action="store_true", help="write it into the README.md of the model's folder, as its Proof")

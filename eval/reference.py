@@ -1,50 +1,35 @@
 """Another engine's answers beside those of its own checkpoint.
 
-    reference = Reference(checkpoint, tolerance=0.02, tokens=8)
-    finding = reference.examine(case, client.ask(case.messages, 8))
+    same, said = examine(checkpoint, messages, client.ask(messages, 8), tolerance=0.02, tokens=8)
 
-The checkpoint runs in float32 through the eager path. Where an answer is another, the reference is run with
-each of the mistakes of `eval.probes`, and those that lead to just this answer are named.
+The checkpoint runs in float32 through the eager path.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import torch
 
-from data.conversation import Message
 from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import EncodedConversation
-from eval.probes import MISTAKES, Case, Messages, Mistake, misread
-from generation import kv_cache as kv
+from eval.probes import Messages
+from generation.options import GenerationOptions
+from generation.prompts import ContextError
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from messages import one_line
 
-GOOD, ROUNDING, REFUSED, FAULT = "good", "rounding", "refused", "FAULT"
 IMAGE_TYPES = {b"\xff\xd8": "jpeg", b"GI": "gif", b"RI": "webp"}  # by the file's first bytes; else PNG
 LIKELIEST = 200  # tokens among which the server's is looked for
 
 
 class ServerError(RequestError):
     """The server cannot be asked at all."""
-
-
-class CannotAnswer(Exception):
-    """Why the reference has no answer to a case."""
-
-
-class Finding(NamedTuple):
-    """The outcome of a case: one of the four kinds above, and what is to be said of it."""
-
-    case: str
-    kind: str
-    said: str = ""
 
 
 # ------------------------------------------------------------------------------------------- the server
@@ -60,21 +45,19 @@ class Answer:
     refused: bool = False
 
 
-def to_json(message: Message) -> dict[str, Any]:
+def to_json(message: dict[str, Any]) -> dict[str, Any]:
     """A message as the protocol has it, with images as data: addresses."""
 
-    def part(kind: str, value: Any) -> dict[str, Any]:
-        if kind == "text":
-            return {"type": "text", "text": value}
-        name = IMAGE_TYPES.get(value[:2], "png")
-        url = f"data:image/{name};base64,{base64.b64encode(value).decode()}"
+    def part(one: dict[str, Any]) -> dict[str, Any]:
+        if one["type"] == "text":
+            return one
+        name = IMAGE_TYPES.get(one["image"][:2], "png")
+        url = f"data:image/{name};base64,{base64.b64encode(one['image']).decode()}"
         return {"type": "image_url", "image_url": {"url": url}}
 
-    alone = [kind for kind, _ in message.parts] == ["text"]
-    return {
-        "role": message.role,
-        "content": message.text if alone else [part(*one) for one in message.parts],
-    }
+    content = message["content"]
+    alone = [one["type"] for one in content] == ["text"]
+    return message | {"content": content[0]["text"] if alone else list(map(part, content))}
 
 
 class Client:
@@ -123,15 +106,10 @@ class Client:
 
 
 # ---------------------------------------------------------------------------------------- the reference
-class Difference(NamedTuple):
-    """How an answer leaves the reference. `rounding`: within the tolerance."""
-
-    said: str
-    rounding: bool = False
-
-
-class Reference:
-    """The checkpoint that the server has, and how far an answer is from its.
+def examine(
+    checkpoint: Checkpoint, messages: Messages, answer: Answer, tolerance: float, tokens: int
+) -> tuple[bool | None, str]:
+    """Whether a server's answer is its own checkpoint's, None where both refuse; and a word on it.
 
     Args:
         checkpoint: the weights that the server has, on a CPU in float32.
@@ -139,117 +117,70 @@ class Reference:
             counts as rounding.
         tokens: the most of an answer.
     """
+    try:
+        row = checkpoint.processor.encode_conversation(messages, True)
+        if not answer.problem:
+            return _compare(checkpoint, row, answer, tolerance, tokens)
+    except (ImageError, ProcessorError, PromptError, RequestError, ContextError) as error:
+        if answer.refused or not answer.problem:
+            return None, answer.problem or f"the reference refuses it: {one_line(error, 200)}"
+    return False, answer.problem
 
-    def __init__(self, checkpoint: Checkpoint, tolerance: float, tokens: int):
-        self._checkpoint, self._tolerance, self._tokens = checkpoint, tolerance, tokens
-        self._stops = frozenset(self._checkpoint.stop_token_ids)
 
-    def examine(self, case: Case, answer: Answer) -> Finding:
-        """How the server's answer to a case compares. It may refuse what the reference refuses, too."""
-        try:
-            row = self._encode(case.messages)
-            difference = None if answer.problem else self._compare(row, answer)
-        except CannotAnswer as error:
-            kind = FAULT if answer.problem and not answer.refused else REFUSED
-            return Finding(case.name, kind, answer.problem or f"the reference refuses it: {error}")
-        if answer.problem or difference is None:
-            return Finding(case.name, FAULT if answer.problem else GOOD, answer.problem)
-        if difference.rounding:
-            return Finding(case.name, ROUNDING, difference.said)
-        causes = [one.name for one in MISTAKES if self._explains(one, case.messages, row, answer)]
-        cause = " or ".join(causes) or "no known mistake leads to this answer"
-        return Finding(case.name, FAULT, f"{difference.said}: {cause}")
+def _compare(
+    checkpoint: Checkpoint, row: EncodedConversation, answer: Answer, tolerance: float, tokens: int
+) -> tuple[bool, str]:
+    """Follow the server's text token by token: each has to be the likeliest, within the tolerance."""
+    expected, tokenizer = len(row.input_ids), checkpoint.processor.tokenizer
+    if more := (expected if answer.prompt_tokens is None else answer.prompt_tokens) - expected:
+        fewer = "more" if more > 0 else "fewer"
+        return False, f"the prompt has {abs(more)} tokens {fewer} ({expected} expected)"
+    text, stops, ids, rounding = answer.text, checkpoint.stop_token_ids, list[int](), ""
 
-    def _explains(
-        self, mistake: Mistake, messages: Messages, right: EncodedConversation, answer: Answer
-    ) -> bool:
-        """Whether a mistake changes the prompt, and the reference then gives this answer."""
-        try:
-            row = self._encode(messages, mistake)
-            if row.input_ids == right.input_ids and _pixels(row) == _pixels(right):
-                return False
-            difference = self._compare(row, answer)
-        except (CannotAnswer, ValueError):
-            return False  # a prompt that the model cannot take is not what the server gave it
-        return difference is None or difference.rounding
+    def read(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
 
-    def _encode(self, messages: Messages, mistake: Mistake | None = None) -> EncodedConversation:
-        """The prompt, with a mistake made in it. Raises CannotAnswer where the reference refuses it."""
-        processor = self._checkpoint.processor
-        try:
-            shown = messages if mistake is None else misread(messages, mistake)
-            conversation = [
-                {"role": one.role, "content": [{"type": kind, kind: value} for kind, value in one.parts]}
-                for one in shown
-            ]
-            row = processor.encode_conversation(conversation, True)
-        except (ImageError, ProcessorError, PromptError, RequestError) as error:
-            raise CannotAnswer(one_line(error, 200)) from None
-        except Exception as error:
-            if mistake is None:
-                raise
-            raise CannotAnswer(one_line(error, 200)) from None  # Pillow meets what a mistake made of a file
-        if mistake is None or mistake.of != "ids":
-            return row
-        return replace(row, input_ids=mistake.change(row.input_ids, processor))
-
-    def _compare(self, row: EncodedConversation, answer: Answer) -> Difference | None:
-        """Follow the server's text token by token: each has to be the likeliest, within the tolerance. None
-        where it is the reference's answer."""
-        expected = len(row.input_ids)
-        if more := (expected if answer.prompt_tokens is None else answer.prompt_tokens) - expected:
-            fewer = "more" if more > 0 else "fewer"
-            return Difference(f"the prompt has {abs(more)} tokens {fewer} ({expected} expected)")
-        model, tokenizer = self._checkpoint.model, self._checkpoint.processor.tokenizer
-        language_model, text = model.language_model, answer.text
-        ids: list[int] = []
-        rounding = None
-        with torch.inference_mode():
-            x = model.embed(torch.tensor([row.input_ids]), row.parts)
-            room = x.shape[1] + self._tokens
-            if room > self._checkpoint.context:
-                raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
-            cache = kv.allocate_for(language_model, 1, room)
-            hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
-            for number in range(self._tokens):
-                scores = language_model.logits(hidden[:, -1])[0].log_softmax(-1)
-                best = int(scores.argmax())
-                likeliest = scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
-                chosen = next((token for token in likeliest if self._goes_on(ids, token, text)), None)
-                shown = tokenizer.decode([best], skip_special_tokens=False)
-                if chosen is None:
-                    rest = text[len(self._text(ids)) :]
-                    return Difference(f"token {number + 1} is {rest!r} in place of {shown!r}")
-                theirs = tokenizer.decode([chosen], skip_special_tokens=False)
-                if (gap := float(scores[best] - scores[chosen])) > 0:
-                    said = f"token {number + 1} is {theirs!r} in place of {shown!r}, logprob gap {gap:.3g}"
-                    if gap > self._tolerance:
-                        return Difference(said)
-                    rounding = rounding or Difference(said + ": rounding", rounding=True)
-                if number < len(answer.logprobs) and chosen not in self._stops:
-                    logprob, wanted = answer.logprobs[number], float(scores[chosen])
-                    if not abs(logprob - wanted) <= self._tolerance:
-                        said = f"the logprob of token {number + 1} {theirs!r} is {logprob:.3f}"
-                        return Difference(f"{said}, {wanted:.3f} in the reference")
-                ids.append(chosen)
-                if chosen in self._stops:
-                    return rounding
-                next_x = language_model.embed(torch.tensor([[chosen]]))
-                hidden, _ = language_model(next_x, kv_cache=cache, start_pos=x.shape[1] + number)
-        if self._text(ids) != text and not self._text(ids).startswith("\ufffd"):
-            return Difference(f"after {self._tokens} tokens the server's answer goes on: {text!r}")
-        return rounding
-
-    def _text(self, ids: Sequence[int]) -> str:
-        decode = self._checkpoint.processor.tokenizer.decode
-        return decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
-
-    def _goes_on(self, ids: list[int], token: int, text: str) -> bool:
+    def may_follow(token: int) -> bool:
         """Whether the server's text may have this token next: an end of it, or a piece that fits."""
-        if token in self._stops:
-            return self._text(ids).rstrip("\ufffd") == text
-        return text.startswith(self._text([*ids, token]).rstrip("\ufffd"))
+        if token in stops:
+            return read(ids).rstrip("\ufffd") == text
+        return text.startswith(read([*ids, token]).rstrip("\ufffd"))
+
+    ahead = list[dict[int, float]]()  # what the reference says next: the likeliest tokens with their logprobs
+    for number in range(tokens):
+        ahead = ahead or _after(checkpoint, row, ids, tokens - number)
+        likeliest = ahead.pop(0)
+        best = next(iter(likeliest))
+        chosen = next(filter(may_follow, likeliest), None)
+        shown = tokenizer.decode([best], skip_special_tokens=False)
+        if chosen is None:
+            return False, f"token {number + 1} is {text[len(read(ids)) :]!r} in place of {shown!r}"
+        theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+        if chosen != best:
+            gap = likeliest[best] - likeliest[chosen]
+            said = f"token {number + 1} is {theirs!r} in place of {shown!r}, logprob gap {gap:.3g}"
+            if gap > tolerance:
+                return False, said
+            rounding, ahead = rounding or f"{said}: rounding", []
+        if number < len(answer.logprobs) and chosen not in stops:
+            logprob, wanted = answer.logprobs[number], likeliest[chosen]
+            if not abs(logprob - wanted) <= tolerance:
+                said = f"the logprob of token {number + 1} {theirs!r} is {logprob:.3f}"
+                return False, f"{said}, {wanted:.3f} in the reference"
+        ids.append(chosen)
+        if chosen in stops:
+            break
+    else:
+        if read(ids) != text and not read(ids).startswith("\ufffd"):
+            return False, f"after {tokens} tokens the server's answer goes on: {text!r}"
+    return True, rounding or "the same answer"
 
 
-def _pixels(row: EncodedConversation) -> Any:
-    return None if row.parts is None else row.parts.digests
+def _after(
+    checkpoint: Checkpoint, row: EncodedConversation, ids: Sequence[int], count: int
+) -> list[dict[int, float]]:
+    """For each token of the reference's greedy answer after these, the likeliest ones with their logprobs."""
+    prompt, stops = torch.tensor([[*row.input_ids, *ids]]), tuple(checkpoint.stop_token_ids)
+    options = GenerationOptions(max_new_tokens=count, logprobs=LIKELIEST, stop_token_ids=stops)
+    (found,) = checkpoint.model.generate_detailed(prompt, row.parts, options=options).logprobs
+    return [dict(one.top) for one in found]

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from datasets import Dataset, Image
 
 from eval.lmms_tasks import (
@@ -35,7 +34,6 @@ from eval.tasks import DEFAULT_MODEL, TRIED
 from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import RequestError, open_checkpoint, pick_device
-from inference.grammar import choice_grammar
 from shapes import heldout_questions, render
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.clips import noise, write_clip
@@ -258,23 +256,10 @@ def test_limit_and_an_unreadable_image(embedded, drawn, tmp_path):
 
 
 @NEEDS_LMMS_EVAL
-def test_choices_are_those_that_the_command_line_chooses(embedded, drawn, tmp_path):
-    """With their likelihoods; choices that nobody can choose among are listed, and the others are scored."""
-    colours = ["red", "blue", "green"]
-    rows = [{**row, "choices": colours, "answer": place % 3} for place, row in enumerate(drawn[:5])]
-    rows[4] |= {"choices": ["red", "", "blue"], "answer": 0}
-    (result,) = run_drawn(store(rows, tmp_path / "rows.parquet"), embedded, tmp_path, name="ocelli_choices")
-    options, right = GenerationOptions(constraint=embedded.forms.constraint(choice_grammar(colours))), []
-    for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_choices")):
-        expected = ask(embedded, [row["image"]], row["question"], options).finish()
-        losses = torch.tensor([loss for loss, _ in sample["scored"]], dtype=torch.float64)
-        shares = dict(zip(colours, (-losses).softmax(0).tolist()))
-        assert shares == pytest.approx(expected["probabilities"][0], abs=1e-5)
-        assert losses.neg().exp().sum().item() == pytest.approx(expected["probability_mass"][0], rel=1e-4)
-        right.append(expected["answers"][0] == colours[row["answer"]])
-        assert sample["acc"] == right[-1]
-    assert result["n"] == 5 and [one["id"] for one in result["errors"]["samples"]] == [4]
-    assert samples_of(tmp_path / "ocelli_choices")[4]["acc"] == 0
+def test_a_task_of_likelihoods_is_refused(embedded, drawn, tmp_path):
+    parquet = store([{**drawn[0], "choices": CHOICES, "answer": 0}], tmp_path / "rows.parquet")
+    with pytest.raises(LmmsError, match=r"ocelli_choices.*likelihoods"):
+        run_drawn(parquet, embedded, tmp_path, name="ocelli_choices")
 
 
 @NEEDS_LMMS_EVAL
@@ -362,7 +347,7 @@ if __name__ == "__main__":
 
 
 def test_results_say_why_answers_ended(embedded, tmp_path, monkeypatch):
-    """Of several answers to a document the one that was cut off; of choices nothing is known."""
+    """Of several answers to a document the one that was cut off; of some nothing is known."""
     for module in ("lmms_tasks", "results"):
         monkeypatch.setattr(f"eval.{module}.version", str)
     sample = {"arguments": ["?"], "target": "x", "resps": ["x"], "filtered_resps": ["x"], "doc": {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -29,8 +30,11 @@ class Unprefixed(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node):
-        name = node.value.removeprefix("ocelli.") if isinstance(node.value, str) else ""
-        return ast.Constant(name, node.kind) if package._names_module(repr(name)) else node
+        if not isinstance(node.value, str):
+            return node
+        name = node.value.removeprefix("ocelli.")
+        named = re.fullmatch(r"\w+(\.\w+)+(:\w+)?", name) and package.is_module(name)
+        return ast.Constant(name if named else node.value.replace('"ocelli.', '"'), node.kind)
 
 
 @pytest.mark.parametrize("room", [*package.SCRIPTS, *package.ROOMS])

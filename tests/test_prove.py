@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from data.processor import Processor
-from eval import proof
+from eval import proof, reference
 from eval.__main__ import main
-from eval.probes import MISTAKES, cases
+from eval.probes import cases
 from eval.proof import Proof
-from eval.reference import FAULT, GOOD, REFUSED, Client, Reference
+from eval.reference import Answer, Client, examine
 from eval.tasks import DEFAULT_MODEL
 from inference.checkpoint import open_checkpoint
 from models import language_model
@@ -35,7 +35,7 @@ def wrong(found: Proof) -> set[str]:
 
 def proved(source, monkeypatch, *parts: str) -> Proof:
     """A quick proof, of these parts alone where some are named."""
-    monkeypatch.setitem(proof.SIZES, "quick", (1, 8, 6))
+    monkeypatch.setitem(proof.SIZES, "quick", (8, 6))
     for part in {"inputs", "numbers", "ways", "speed"} - {*parts}:
         if parts:
             monkeypatch.setattr(Proof, f"_{part}", lambda self: iter(()))
@@ -55,7 +55,7 @@ def test_checkpoints_of_transformers_hold(kind, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_and_its_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(proof.SIZES, "quick", (1, 8, 6))
+    monkeypatch.setitem(proof.SIZES, "quick", (8, 6))
     kept, page = tmp_path / "prove.json", tmp_path / "prove.html"
     whole = ["prove", str(DEFAULT_MODEL), "--quick", "--json", str(kept), "--html", str(page)]
     assert main(whole) == 0
@@ -184,23 +184,23 @@ def test_a_planted_fault_is_found(fault, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ another engine
-# What is planted in a server, the cases that must show it, and the mistake that they name.
+# What is planted in a server, and the cases that must show it.
 OF_SERVERS = {
-    "EXIF ignored": ({f"EXIF orientation {n}" for n in range(2, 9)}, "EXIF orientation ignored"),
-    "alpha on black": ({"alpha", "palette with transparency"}, "alpha blended on black"),
-    "16 bits clipped": ({"16 bits"}, "16 bits clipped to 8"),
-    "images turned around": ({"three images in order", "two images"}, "images in reverse order"),
-    "images first": ({"image after the text", "image between texts"}, "images moved in front of the text"),
-    "special tokens read": ({"<|im_start|> typed", "<end_of_utterance> typed"}, "special tokens not escaped"),
-    "BOS twice": ({"plain PNG", "text beyond ASCII"}, "BOS twice"),
-    "no system": ({"system message"}, "system message dropped"),
-    "last turn alone": ({"three turns"}, "earlier turns dropped"),
-    "text stripped": ({"white space around"}, "white space around the text stripped"),
-    "max_tokens ignored": ({"plain PNG"}, "goes on"),
-    "never greedy": ({"plain PNG", "text beyond ASCII"}, ""),
-    "second image dropped": ({"two images"}, "the first image alone"),
-    "refusals break": ({"1 x 4000"}, "500"),
-    "text in parts": ({"plain PNG"}, ""),
+    "EXIF ignored": {f"EXIF orientation {n}" for n in range(2, 9)},
+    "alpha on black": {"alpha", "palette with transparency"},
+    "16 bits clipped": {"16 bits"},
+    "images turned around": {"three images in order", "two images"},
+    "images first": {"image after the text", "image between texts"},
+    "special tokens read": {"<|im_start|> typed", "<end_of_utterance> typed"},
+    "BOS twice": {"plain PNG", "text beyond ASCII"},
+    "no system": {"system message"},
+    "last turn alone": {"three turns"},
+    "text stripped": {"white space around"},
+    "max_tokens ignored": {"plain PNG"},
+    "never greedy": {"plain PNG", "text beyond ASCII"},
+    "second image dropped": {"two images"},
+    "refusals break": {"1 x 4000"},
+    "text in parts": {"plain PNG"},
 }
 
 
@@ -237,34 +237,48 @@ def checkpoint(folder):
     return open_checkpoint(folder, device="cpu", dtype="float32")
 
 
-@pytest.fixture(scope="module")
-def reference(checkpoint):
-    return Reference(checkpoint, tolerance=0.02, tokens=8)
+def examined(checkpoint, url, name):
+    messages = cases()[name]
+    return examine(checkpoint, messages, Client(url, NAME).ask(messages, 8), tolerance=0.02, tokens=8)
 
 
 @pytest.mark.slow
-def test_a_sound_server_raises_no_alarm(checkpoint, reference):
+def test_a_sound_server_raises_no_alarm(checkpoint):
     with serving(checkpoint) as url:
-        client = Client(url, NAME)
-        found = [reference.examine(case, client.ask(case.messages, 8)) for case in cases()]
-    assert {one.case: one.said for one in found if one.kind not in (GOOD, REFUSED)} == {}
-    assert {one.case for one in found if one.kind == REFUSED} == {"1 x 4000", "4000 x 1"}
-    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
+        found = {name: examined(checkpoint, url, name) for name in cases()}
+    assert {said for same, said in found.values() if same is not None} == {"the same answer"}
+    assert {name for name, (same, _) in found.items() if same is None} == {"1 x 4000", "4000 x 1"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", OF_SERVERS)
-def test_a_planted_fault_is_found_and_named(fault, checkpoint, reference):
-    shown, cause = OF_SERVERS[fault]
+def test_a_planted_fault_of_a_server_is_found(fault, checkpoint):
     with serving(checkpoint, fault) as url:
-        for case in (case for case in cases() if case.name in shown):
-            found = reference.examine(case, Client(url, NAME).ask(case.messages, 8))
-            assert found.kind == FAULT and cause in found.said, found
+        for name in OF_SERVERS[fault]:
+            same, said = examined(checkpoint, url, name)
+            assert same is False and said, name
+
+
+@pytest.mark.slow
+def test_a_likely_enough_token_is_rounding_and_its_answer_is_followed(checkpoint):
+    messages = cases()["plain PNG"]
+    row = checkpoint.processor.encode_conversation(messages, True)
+    second = [*reference._after(checkpoint, row, [], 1)[0]][1]
+    ids = [second, *(next(iter(one)) for one in reference._after(checkpoint, row, [second], 7))]
+    text = checkpoint.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+    def examined(text, tolerance):
+        return examine(checkpoint, messages, Answer(text, len(row.input_ids)), tolerance, tokens=8)
+
+    assert examined(text, 0)[0] is False
+    same, said = examined(text, 100)
+    assert same and "rounding" in said
+    assert examined(f"{text} and more", 100)[0] is False
 
 
 @pytest.mark.slow
 def test_a_server_is_proved(folder, checkpoint, capsys, monkeypatch):
-    monkeypatch.setattr(proof, "cases", lambda: cases()[:2])
+    monkeypatch.setattr(proof, "cases", lambda: dict([*cases().items()][:2]))
     with serving(checkpoint) as url:
         assert main(["prove", str(folder), "--url", url, "--name", NAME]) == 0
     with serving(checkpoint, "max_tokens ignored") as url:

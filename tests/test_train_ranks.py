@@ -150,14 +150,9 @@ def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
 
 
 # ------------------------------------------------------------------------ in the ways that train.py offers
-SCORED = {
-    "holdout": 0.2,
-    "eval_metric": "exact_match",
-    "eval_questions": 4,
-}  # by a copy
 WAYS = {
     "lora": {"lora_rank": 2, "lr": 1e-2},
-    "int4": {"lora_rank": 2, "lr": 1e-2, "weights": "int4"} | SCORED,
+    "int4": {"lora_rank": 2, "lr": 1e-2, "weights": "int4"},
     "muon": {"muon": "language", "ema": 0.9},
 }
 

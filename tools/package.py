@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
 import re
 import shutil
 import sys
 import tarfile
 import tempfile
-import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +35,11 @@ ROOMS = (
 SCRIPTS = ("app", "generate", "messages", "serve", "train")
 DATA = ("assets", "checkpoints", "configs")
 OURS = {*ROOMS, *SCRIPTS}
+# In a module: `from data.x import y`, `import serve`, and "data.x" or "data.x:y" in quotes.
+_ANY = "|".join(sorted(OURS))
+_FROM = re.compile(rf"^(\s*)from (?=(?:{_ANY})(?:\.\w+)* import )", re.MULTILINE)
+_IMPORT = re.compile(rf"^(\s*)import ({_ANY})$", re.MULTILINE)
+_QUOTED = re.compile(rf"([\"'])((?:{_ANY})(?:\.[a-z_0-9]+)+(?::\w+)?)(?=\1)")
 # Of an sdist, beside what a wheel holds.
 MORE = (
     *("pyproject.toml", "ocelli.py", "README.md", "CHANGELOG.md"),
@@ -55,35 +58,13 @@ def product() -> Iterator[Path]:
 
 def rewritten(source: str) -> str:
     """A module's text with imports of our own modules, and texts that are one's name, below `ocelli`."""
-    lines, edits = source.splitlines(keepends=True), list[tuple[int, int, int, str]]()
-    tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
-    begins = True  # a statement
-    for number, token in enumerate(tokens):
-        following = tokens[number + 1 : number + 3]
-        if token.type == tokenize.STRING and _names_module(token.string):
-            row, column = token.start
-            edits.append((row, column + 1, column + 1, "ocelli."))
-        elif begins and token.string in ("from", "import") and following and following[0].string in OURS:
-            (row, start), (_, end) = following[0].start, following[0].end
-            if token.string == "from":
-                edits.append((row, start, start, "ocelli."))
-            else:
-                assert following[1].type == tokenize.NEWLINE, f"import by `from`: {token.line.strip()}"
-                edits.append((row, token.start[1], end, f"from ocelli import {following[0].string}"))
-        if token.type not in (tokenize.COMMENT, tokenize.NL):
-            begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
-            begins = begins or token.string == ";"
-    for row, start, end, text in sorted(edits, reverse=True):
-        lines[row - 1] = lines[row - 1][:start] + text + lines[row - 1][end:]
-    return "".join(lines)
+    source = _IMPORT.sub(r"\1from ocelli import \2", _FROM.sub(r"\1from ocelli.", source))
+    return _QUOTED.sub(lambda text: f"{text[1]}ocelli.{text[2]}" if is_module(text[2]) else text[0], source)
 
 
-def _names_module(literal: str) -> bool:
-    """Whether a text in quotes is the name of one of our modules, or MODULE:NAME."""
-    found = re.fullmatch(r"""["']([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?::\w+)?["']""", literal)
-    if not found or found[1].split(".")[0] not in OURS:
-        return False
-    path = ROOT.joinpath(*found[1].split("."))
+def is_module(name: str) -> bool:
+    """Whether a text, MODULE or MODULE:NAME, is the name of one of our modules."""
+    path = ROOT.joinpath(*name.partition(":")[0].split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 

@@ -109,7 +109,7 @@ def merged_base(
     pending: dict[str, Pending] = {}
 
     def put(_: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
-        name, (_, shape, dtype, *_) = names[0], read.args
+        name, (shape, dtype) = names[0], read.args[1:3]
 
         def make() -> Tensor:
             weight = tensors[name] if part_of(name) in config.learns else read().float()
@@ -117,7 +117,7 @@ def merged_base(
 
         pending[name] = Pending(shape, dtype, make)
 
-    opened = open_files(config.init_from, model.origin and model.origin.commit)
+    opened = open_files(config.init_from, model.origin.commit if model.origin else None)
     return VisionLanguageModel.from_pretrained(opened, None, "stored", "cpu", put), pending
 
 

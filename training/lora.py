@@ -72,7 +72,7 @@ def _read_base(config: TrainConfig, device: torch.device | str, opened: Opened) 
         if kind == "codes":
             model = load_codes(opened, cpu)
         elif kind == "int4":
-            model = to_rows(load_int4(opened, cpu), cpu)
+            to_rows(model := load_int4(opened, cpu), cpu)
             vars(model).pop("mapped", None)  # the panels, which are not needed any more
         else:
             model = read(opened, None, "stored", cpu, partial(put, kind))
@@ -190,5 +190,5 @@ def save_adapter(
     )
     folder = output / ADAPTER
     folder.mkdir()
-    described.save_pretrained(folder)
+    described.save_pretrained(str(folder))
     write_file(folder / "adapter_model.safetensors", named)

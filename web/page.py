@@ -49,7 +49,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
     except ThinkingError:
         can["thinks"] = False
     name, most = checkpoint.name, checkpoint.model.generation_config.get("most_images")
-    card = "" if os.path.exists(name) else f"https://huggingface.co/{name}"
+    card = "" if checkpoint.adapter or os.path.exists(name) else f"https://huggingface.co/{name}"
     if Path(name).resolve() == EMBEDDED:
         card = "/page/embedded-model.md"
     said = {"introduction": checkpoint.introduction, "single_turn": checkpoint.single_turn, "images": most}
