@@ -177,7 +177,8 @@ def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple
 
 # What mlx-vlm makes of names that begin so.
 _QWEN = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
-         "model.visual.": "vision_tower."}  # fmt: skip
+         "model.visual.": "vision_tower.", "visual.": "vision_tower.",
+         "model.": "language_model.model."}  # fmt: skip
 _OTHERS = {"model.language_model.": "language_model.model.", "model.": ""}
 MLX = {
     **dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), _QWEN), "gemma4": _OTHERS, "lfm2_vl": _OTHERS,
