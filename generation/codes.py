@@ -203,7 +203,8 @@ def product(x: Tensor, opened: Callable[[torch.dtype], Iterable[Tensor]]) -> Ten
     """x Wᵀ of a frozen matrix: (…, in) -> (…, out), under autocast in its type. `opened` gives the rows of W
     in a dtype, some at a time: again for the gradient of x, so that autograd keeps none of them, nor x."""
     kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    known = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if known else x.dtype
     return _Product.apply(x.to(dtype), opened)
 
 

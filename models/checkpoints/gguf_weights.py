@@ -25,7 +25,7 @@ from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.quantized import BLOCKS, codes_of_blocks, joined
 from models.checkpoints.weights import FLOATS, Entry, memory_of, rename
 
-_OPENED = 4 * 2**20  # bytes of quantized blocks at a time
+_OPENED = 2**20  # bytes of quantized blocks at a time
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,24 @@ class BlockEntry(Entry):
     def codes(self, part: int, parts: int) -> Codes | None:
         if len(self.shape) != 2 or self.dtype not in BLOCKS:
             return None
-        made = [codes_of_blocks(raw, self.dtype) for _, raw in self._rows(part, parts)]
-        return made[0].of(*map(torch.cat, zip(*(one.tensors for one in made))))
+        made, rows = None, self.shape[0] // parts
+        for first, raw in self._rows(part, parts):
+            own = codes_of_blocks(raw, self.dtype)
+            made = made or own.of(*(tensor.new_empty(rows, tensor.shape[1]) for tensor in own.tensors))
+            for whole, tensor in zip(made.tensors, own.tensors):
+                whole[first : first + len(tensor)] = tensor
+        return made
 
     def _rows(self, part: int, parts: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows part/parts, some at a time: where they begin, and their bytes (R, B)."""
+        """Rows part/parts, some at a time: where they begin, and their bytes (R, B), until the next ones."""
         rows = math.prod(self.shape[:-1]) // parts
         of_row = self.num_bytes // parts // rows
         with self.path.open("rb") as file:
             file.seek(self.begin + part * rows * of_row)
-            step = max(1, _OPENED // of_row)
+            step = min(max(1, _OPENED // of_row), rows)
+            memory = torch.empty(step, of_row, dtype=torch.uint8)
             for first in range(0, rows, step):
-                raw = torch.empty(min(step, rows - first), of_row, dtype=torch.uint8)
+                raw = memory[: rows - first]
                 if file.readinto(memory_of(raw)) != raw.numel():
                     raise self.shorter()
                 yield first, raw

@@ -65,61 +65,75 @@ def joined(join: Callable[..., Tensor], *pieces: Entry, by_rows: bool = False) -
 def codes_of_blocks(raw: Tensor, kind: str) -> Codes:
     """Rows of bytes (R, B) of one of the types in BLOCKS."""
     size, width, read = BLOCKS[kind]
-    blocks = raw.unflatten(1, (-1, size))
+    blocks = raw.view(torch.int16).unflatten(1, (-1, size // 2))
     return read(blocks, blocks.shape[1] * width)
 
 
 def _typed(block: Tensor, begin: int, end: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Bytes [begin, end) of each block (R, n, B) as numbers of a type (R, n, count)."""
-    own = block[..., begin:end]
+    """Bytes [begin, end) of each block (R, n, B / 2) as numbers of a type (R, n, count)."""
+    own = block[..., begin // 2 : end // 2]
     return own.flatten().view(dtype).view(*own.shape[:-1], -1)  # which has no odd strides, as one block may
 
 
-def _halves(words: Tensor, run: int) -> Tensor:
-    """The low halves of the bytes of `run` words, then the high ones, and so on: (R, n, 2 · words)."""
-    words = words.unflatten(-1, (-1, 1, run))
-    return torch.cat((words & _LOW, words >> 4 & _LOW), -2).flatten(-3)
+def _units(words: Tensor, run: int) -> Tensor:
+    """Words whose low halves are the codes of 4 · `run` columns, `run` at a time, and the high ones those of
+    the next columns (R, n, W) -> as `packed` has them: (R, n, W / run, run)."""
+    even, odd = words.unflatten(-1, (-1, run // 2, 2)).unbind(-1)
+    return torch.cat((even & _LOW | (odd & _LOW) << 4, even >> 4 & _LOW | odd & ~_LOW), -1)
 
 
-def _spread(words: Tensor, bits: int) -> Tensor:
-    """The lowest bits of each byte of words (…, n), then the next ones, and so on: (…, 8 / bits · n)."""
-    return torch.cat([words >> at & (2**bits - 1) * _ONES for at in range(0, 8, bits)], -1)
+def _planes(words: Tensor, more: int) -> Tensor:
+    """Words whose lowest bits of each byte belong to the first columns, the next ones to those that follow
+    (…, W) -> the bits above the fourth as `packed` has them (…, W)."""
+    rows = [*words.unflatten(-1, (-1, 8 // more)).unbind(-1)]
+    # Rows and columns of little matrices change places (H. Warren, Hacker's Delight, 7-3).
+    for bits, mask in ((4, _LOW), (2, 0x33333333), (1, 0x55555555))[: 4 - more]:
+        for at, far in ((at, at + bits // more) for at in range(8 // more) if not at & bits // more):
+            swap = (rows[at] >> bits ^ rows[far]) & mask
+            rows[at], rows[far] = rows[at] ^ swap << bits, rows[far] ^ swap
+    return torch.stack(rows, -2).flatten(-2)
 
 
 def _of_32(block: Tensor, columns: int, bits: int, zero: int) -> Codes:
     """Blocks of a scale, a least weight (where no zero is given), fifth bits of all, and codes."""
     at = 2 if zero else 4
     words = halves(_typed(block, 0, 2, _HALF).flatten(1)) if zero else _typed(block, 0, 4).flatten(1)
-    if bits == 8:
-        codes = _typed(block, 2, 34) ^ -0x7F7F7F80  # the highest bit of each
-    else:
-        codes = _halves(_typed(block, at + 4 * (bits == 5), block.shape[-1]), 4)
-    if bits == 5:  # a word has those of 32 columns, one after the other
-        four = _typed(block, at, at + 4) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
-        codes = codes | (four * 0x204081 & _ONES) << 4
     form, span = (Form.HALVES, 64) if zero else (Form.HALF_LEAST, 32)
-    return Codes(form, bits, columns, span, packed(codes.flatten(1), bits), words)
+    if bits == 8:
+        units = _typed(block, 2, 34) ^ -0x7F7F7F80  # the highest bit of each
+        units = packed(units.flatten(1), 8)
+    elif bits == 4:
+        units = _units(_typed(block, at, at + 16), 4).flatten(1)
+        units = F.pad(units, (0, -units.shape[1] % 8))
+    else:  # a word has the fifth bits of 32 columns, one after the other
+        low, four = _typed(block, at + 4, at + 20), _typed(block, at, at + 4)
+        four = (four >> torch.arange(0, 32, 4, dtype=torch.int32) & 15) * 0x204081 & _ONES
+        units = packed((torch.cat((low & _LOW, low >> 4 & _LOW), -1) | four << 4).flatten(1), 5)
+    return Codes(form, bits, columns, span, units, words)
 
 
 def _of_256(block: Tensor, columns: int) -> Codes:
     """Q4_K and Q5_K: two scales of all, scales and mins of eight groups in 6 bits each, fifth bits, codes."""
-    scale, least, rest = block[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
-    scale = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), -1)
-    least = torch.cat((least & 63, rest >> 4 | (least >> 2 & 48)), -1)
-    words = torch.stack((scale, least), -1).flatten(1).view(torch.int32)
-    codes, bits = _halves(_typed(block, block.shape[-1] - 128, block.shape[-1]), 8), 4
-    if block.shape[-1] > 144:
-        codes, bits = codes | _spread(_typed(block, 16, 48), 1) << 4, 5
+    scale, least, rest = _typed(block, 4, 16).unbind(-1)
+    scale = torch.stack((scale & 0x3F3F3F3F, rest & _LOW | scale >> 2 & 0x30303030), -1)
+    least = torch.stack((least & 0x3F3F3F3F, rest >> 4 & _LOW | least >> 2 & 0x30303030), -1)
+    words = torch.stack((scale.view(torch.uint8), least.view(torch.uint8)), -1).flatten(1).view(torch.int32)
+    size, bits = 2 * block.shape[-1], 4
+    units = _units(_typed(block, size - 128, size), 8)
+    if size > 144:
+        planes = _planes(_typed(block, 16, 48), 1)
+        units, bits = torch.cat((units, planes.unflatten(-1, (4, 2))), -1), 5
     coarse = _typed(block, 0, 4).flatten(1)
-    return Codes(Form.SUPER, bits, columns, 64, packed(codes.flatten(1), bits), words, coarse)
+    return Codes(Form.SUPER, bits, columns, 64, units.flatten(1), words, coarse)
 
 
 def _q6_k(block: Tensor, columns: int) -> Codes:
-    high = _spread(_typed(block, 128, 192).unflatten(-1, (2, 8)), 2)
-    codes = _halves(_typed(block, 0, 128), 16) | high.flatten(-2) << 4
+    units = _units(_typed(block, 0, 128), 16).unflatten(-1, (2, 8)).flatten(2, 3)
+    planes = _planes(_typed(block, 128, 192).unflatten(-1, (2, 8)), 2).unflatten(-1, (2, 4)).flatten(2, 3)
     scale = _typed(block, 208, 210, _HALF).flatten(1)
     words, coarse = _typed(block, 192, 208).flatten(1), pair(scale, torch.zeros_like(scale))
-    return Codes(Form.SIXTEENTHS, 6, columns, 64, packed(codes.flatten(1), 6), words, coarse)
+    units = torch.cat((units, planes), -1).flatten(1)
+    return Codes(Form.SIXTEENTHS, 6, columns, 64, units, words, coarse)
 
 
 # Bytes and columns of a block, and its reader.
