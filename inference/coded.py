@@ -83,7 +83,8 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
                 made = CodedLinear(codes, layer.bias, beside)
             first = to_panel(made, names, first) if in_panels else made
             model.set_submodule(path, first)
-        trim()
+        if codes.num_bytes >= _LARGE:  # for each matrix, giving memory back takes as long as the rest
+            trim()
 
     model = VisionLanguageModel.from_pretrained(opened, None, "stored", device, put)
     if rounded:
