@@ -205,6 +205,11 @@ class InternVLImages(tiles.TiledImages):
         return START + IMAGE * visual.positions + END + ("\n" if self.string_content else "")
 
 
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> InternVLImages:
+    """The rule of a model with these settings, where there is no folder."""
+    return InternVLImages(settings, positions(config))
+
+
 def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint."""
     tokenizer = open_with(opened, (START, END, IMAGE))

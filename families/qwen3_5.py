@@ -137,7 +137,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 
 # --------------------------------------------------------------------------------------- the text model alone
-_BLIND = "this is a text model, which sees no images: ask without one (--no-image)"
+_BLIND = "this is a text model, which sees no images: ask without one"
 
 
 class NoTower(nn.Module):

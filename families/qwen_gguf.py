@@ -104,11 +104,12 @@ def _joins(config: VLMConfig) -> dict[str, Join]:
 
     norms = ("_layernorm.weight", ".q_norm.weight", ".k_norm.weight", "language_model.norm.weight")
     by_heads = ("proj_z.weight", "proj_a.weight", "proj_b.weight", "dt_bias")
+    columns = Join(lambda x: put_back(x, axis=1), run=text.delta_value_dim)
     return {
         **dict.fromkeys(norms, Join(lambda x: x - 1)),
         **dict.fromkeys(by_heads, Join(put_back, run=0)),
         "in_proj_qkv.weight": Join(lambda x: put_back(x, keys_end), run=0),
-        "linear_attn.out_proj.weight": Join(lambda x: put_back(x, axis=1), run=text.delta_value_dim),
+        **({"linear_attn.out_proj.weight": columns} if each > 1 else {}),
         "conv_weight": Join(lambda x: put_back(x, keys_end)[:, None]),
         "A_log": Join(lambda x: put_back(x.neg().log())),
         **_FRAMES,

@@ -18,7 +18,7 @@ from data.processor import EncodedConversation, Processor
 from families.keys import quantization
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
-from generation.fast.quantized import ARITHMETIC, pack
+from generation.fast.quantized import pack
 from generation.features import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.processors import limit_threads
@@ -230,15 +230,17 @@ def open_checkpoint(
     processor.choose_frames(fps, max_frames)
     trim()
     own = "" if adapter is None else str(adapter)
-    called = f"{last_name(str(source))}+{last_name(own)}" if own else str(source)
+    named = own.removesuffix("/").removesuffix("/adapter")  # where train.py puts a run's
+    called = f"{last_name(str(source))}+{last_name(named)}" if own else str(source)
     seconds = time.perf_counter() - began
     return Checkpoint(called, model, processor, seconds, name, adapter=own)
 
 
 def kept_formats(opened: Opened, dtype: str, device: torch.device) -> tuple[str, ...]:
-    """The formats whose codes `open_checkpoint` keeps; () where it opens floats or rounds them itself."""
+    """The formats whose codes `open_checkpoint` keeps; () where it opens floats or rounds them itself, as on
+    CUDA, where no kernel multiplies with codes."""
     quantized = opened.files.gguf or quantization(opened.config)
-    return quantized_as(opened) if quantized and dtype == "auto" and device.type in ARITHMETIC else ()
+    return quantized_as(opened) if quantized and dtype == "auto" and device.type == "cpu" else ()
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

@@ -47,11 +47,12 @@ def quantized_as(opened: Opened) -> tuple[str, ...]:
     return tuple(kind for kind, size in sizes.most_common() if size)
 
 
-def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
-    """A model with the codes of its files on this device."""
+def load_codes(opened: Opened, device: torch.device, panels: bool = True) -> VisionLanguageModel:
+    """A model with the codes of its files on this device; a large one, unless it is to learn beside them, in
+    C's `panels` at once."""
     rounded: Counter[str] = Counter()  # matrices by their formats
     in_panels = False
-    if device.type == "cpu" and sum(path.stat().st_size for path in opened.weights) >= _LARGE:
+    if panels and device.type == "cpu" and sum(path.stat().st_size for path in opened.weights) >= _LARGE:
         with suppress(NoCompiler):
             in_panels = bool(load_panels(4))
 
@@ -90,5 +91,10 @@ def load_codes(opened: Opened, device: torch.device) -> VisionLanguageModel:
     if rounded:
         kinds = ", ".join(f"{count} in {kind}" for kind, count in rounded.items())
         what = counted(rounded.total(), "matrix", "matrices")
-        logger.warning("%s: %s without codes to keep, %s: rounded to 8 bits", opened.source, what, kinds)
+        logger.warning(
+            "%s: %s without codes to keep, %s: rounded to 8 bits (--dtype opens them)",
+            opened.source,
+            what,
+            kinds,
+        )
     return model

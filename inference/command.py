@@ -69,7 +69,7 @@ def command_parser(name: str, description: str) -> Parser:
     add("--model", type=flags.model, default=str(DEFAULT_MODEL), help=flags.MODEL)
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=flags.device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
-    weights = "dtype of weights; auto (default): the codes of a quantized checkpoint; else float32 on a CPU, "
+    weights = "dtype of weights; auto (default): on a CPU float32, or a quantized checkpoint's own codes, "
     weights += "bfloat16 on CUDA, and elsewhere the checkpoint's"
     add("--dtype", type=flags.dtype, default="auto", choices=flags.DTYPES, help=weights)
     compiled = "answer with compiled code, with the same float32 output; auto (default): if it is compiled "

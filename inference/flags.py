@@ -27,7 +27,9 @@ _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "hal
 LOG_AFTER = 1.0  # seconds of loading
 MOST_THREADS = 512  # with more, OpenMP ends the process
 MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolvlm-256m (list: prints them)"
-ADAPTER = "LoRA adapter for the model: a folder of peft's or train.py's, or a repository on the Hub"
+ADAPTER = (
+    "LoRA adapter for the model: a folder of peft's or train.py's, or a repository on the Hub, its newest"
+)
 STDIN = "-"  # the image that is read from stdin
 _URL = re.compile(r"\w+://|data:", re.IGNORECASE)
 _PATH = re.compile(r"\.{0,2}/|~\w*/")

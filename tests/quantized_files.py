@@ -53,8 +53,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp8": _method("fp8", weight_block_size=[128, 128], activation_scheme="dynamic"),
     "fp8-block": _tensors(8, strategy="block", block_structure=[16, 32]),
     "fp8-rows": _method("compressed-tensors", format="float-quantized"),
-    "fp8-tensor": _method("fp8", activation_scheme="static"),
+    "fp8-tensor": _method("fp8", activation_scheme="static"), "fp8-powers": _method("fp8"),
     "int8": _tensors(8), "int8-zeros": _tensors(8, symmetric=False),
+    "int8-whole-zeros": _tensors(8, strategy="tensor", symmetric=False),
     "int4": _tensors(4, 32), "int4-zeros": _tensors(4, 32), "int4-rows": _tensors(4),
     "int4-act-order": _tensors(4, 32),
     "int4-8": _tensors(8, 32), "int4-float": _tensors(4, 32), "nvfp4": _method("compressed-tensors"),
@@ -115,14 +116,17 @@ def make(kind: str, rows: int, columns: int, draw: np.random.Generator) -> tuple
             kind[4:], (128, 128)
         )
         scale = _scales(draw, -(-rows // high), -(-columns // wide), torch.float32)
-        all_scales = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-        name = "weight_scale_inv" if kind == "fp8" else "weight_scale"
+        if kind == "fp8-powers":
+            scale = (2.0 ** scale.log2().round()).to(torch.float8_e8m0fnu)
+        all_scales = scale.float().repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+        name = "weight_scale_inv" if kind in ("fp8", "fp8-powers") else "weight_scale"
         scale = scale.view(()) if kind == "fp8-tensor" else scale
         more = {"input_scale": torch.ones(())} if kind == "fp8-tensor" else {}
         return {"weight": floats, name: scale, **more}, floats.float() * all_scales
     if kind.startswith("int8"):
-        scale, signed = _scales(draw, rows, 1, torch.float32), torch.from_numpy(codes - 128).to(torch.int8)
-        zero = torch.from_numpy(draw.integers(-9, 9, (rows, 1))).to(torch.int8) * kind.endswith("zeros")
+        parts = 1 if "whole" in kind else rows
+        scale, signed = _scales(draw, parts, 1, torch.float32), torch.from_numpy(codes - 128).to(torch.int8)
+        zero = torch.from_numpy(draw.integers(1, 9, (parts, 1))).to(torch.int8) * kind.endswith("zeros")
         more = {"weight_zero_point": zero} if kind.endswith("zeros") else {}
         return {"weight": signed, "weight_scale": scale, **more}, (signed.float() - zero) * scale
     if kind.startswith("int4"):

@@ -347,6 +347,7 @@ def test_the_file_of_weights_says_which_layers_there_are(bases, tmp_path, change
         {"init_lora_weights": "pissa_niter_4"},
         {"alpha_pattern": ["q_proj"]},
         {"alpha_pattern": {"q_proj": "much"}},
+        {"alpha_pattern": {"(": 8}},
         {"modules_to_save": 3},
         {"lora_alpha": "16"},
     ],
@@ -358,6 +359,14 @@ def test_what_is_not_merged_is_refused(bases, tmp_path, changed):
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
     assert str(adapter) in complaint(base, adapter)
+
+
+def test_an_adapter_is_not_put_on_the_run_that_has_merged_it(bases, tmp_path):
+    run, base = tmp_path / "run", bases["idefics3"]
+    make(base, run / "adapter", target_modules=layers(opened(base), "text")[::5])
+    shutil.copytree(base, run, dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match="merged already"):
+        VisionLanguageModel.from_pretrained(run, adapter=run / "adapter")
 
 
 def test_the_check_is_measured_against_the_spread_of_the_logits():

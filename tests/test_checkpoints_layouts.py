@@ -130,6 +130,15 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, "gptq"),
         ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "mlx mxfp4"),
         ({"quantization_config": {"quant_algo": "FP8"}}, "FP8"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}},
+                }
+            },
+            "transform of input",
+        ),
         ({"quantization_config": {"load_in_8bit": True}}, "no: quantized"),
         ({"quantization_config": {"config_groups": {"group_0": {}}}}, "no: quantized"),
     ],

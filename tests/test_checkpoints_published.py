@@ -16,7 +16,8 @@ from generation.fast.quantized import rounded_bytes
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, parameter_shapes
 from models.checkpoints.names import MODELS
-from training.plan import stored_shape
+from training.config import parse_arguments
+from training.plan import plan_of, stored_shape
 
 SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
 SIGLIP_BASE = {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16}
@@ -135,3 +136,6 @@ def test_the_largest_sizes(name, parameters, in_four_bits):
     rounded = 1e-9 * sum(rounded_bytes("int4", name, shape) for name, shape in shapes.items())
     assert rounded == pytest.approx(in_four_bits, abs=0.006)
     assert DECODER.unknown(model.language_model) is None
+    run = ["--init-from", name, "--data", "assets/rows.jsonl", "--sequence-length", "4096"]
+    run += [] if name.startswith("internvl") else ["--max-pixels", "99999"]
+    assert plan_of(*parse_arguments([*run, "--plan"]))[0].memory

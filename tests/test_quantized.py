@@ -33,7 +33,8 @@ from tests.test_gguf import random_blocks
 from tools.inspect import inspect
 
 # Which have no codes that can be kept.
-OPENED = ("nvfp4", "nf4", "nf4-nested", "gptq-act-order", "int4-act-order", "int8-zeros", "mlx-4-float")
+OPENED = ("nvfp4", "nf4", "nf4-nested", "gptq-act-order", "int4-act-order", "int8-zeros", "int8-whole-zeros",
+          "mlx-4-float")  # fmt: skip
 
 
 def block_sizes(kind: str) -> list[int]:

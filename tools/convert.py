@@ -178,6 +178,8 @@ class Probe:
     @classmethod
     def of(cls, config: VLMConfig, avoid: int | None) -> Probe:
         """For a model of this config; words are neither `avoid` nor the image's."""
+        if not config.vision.num_hidden_layers:
+            raise CheckpointError("this is a text model, which is not converted: transformers saves it anew")
         generator, vision = torch.Generator().manual_seed(0), config.vision
         size = vision.least_side, vision.least_side
         if isinstance(vision, PackedVisionConfig):

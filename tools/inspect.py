@@ -29,7 +29,7 @@ from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, instead, naming
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, read_config
-from models.checkpoints.quantized import kept_bytes, unreadable
+from models.checkpoints.quantized import keeps_codes, kept_bytes, unreadable
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, check_shapes
@@ -62,7 +62,8 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         fits, left_out = _fits(expected, reader, headers, opened)
     formats = kept_formats(opened, "auto", torch.device("cpu")) if text and not refused else ()
     if headers and formats and fits == "yes":
-        stored = {"codes": _bytes_of_codes(expected, reader.tensor_map(headers.shapes), headers)} | stored
+        size, formats = _of_codes(expected, reader.tensor_map(headers.shapes), headers)
+        stored = {"codes": size} | stored
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
@@ -127,17 +128,24 @@ def _fits(
     return "yes", left_out
 
 
-def _bytes_of_codes(expected: Mapping[str, Shape], place: StoredTensorOf, headers: Headers) -> int:
-    """Bytes of the weights as `inference.coded.load_codes` opens them."""
-    total = 0
+def _of_codes(
+    expected: Mapping[str, Shape], place: StoredTensorOf, headers: Headers
+) -> tuple[int, tuple[str, ...]]:
+    """Bytes of the weights as `inference.coded.load_codes` opens them, and their formats, most first."""
+    total, formats = 0, Counter[str]()
     for name, shape in expected.items():
         if len(shape) != 2 or UNPACKED in name:
             total += 4 * math.prod(shape)
         elif name.startswith("language_model."):
-            total += kept_bytes(headers.entries[place(name).name]) // place(name).parts
+            entry = headers.entries[place(name).name]
+            formats[entry.dtype + " kept" * keeps_codes(entry)] += math.prod(shape)
+            total += kept_bytes(entry) // place(name).parts
         else:
             total += 2 * math.prod(shape)
-    return total
+    kept = (
+        name if name.endswith("kept") else f"{name} rounded to 8 bits" for name, _ in formats.most_common()
+    )
+    return total, (*kept,)
 
 
 def _stored(headers: Headers) -> dict[str, Any]:
@@ -214,7 +222,7 @@ def as_text(report: Mapping[str, Any]) -> str:
     commit = f" at {report['commit'][:12]}" if report["commit"] else ""
     lines = [f"{report['source']}{commit}", f"  {report['family']}"]
     sentences = {
-        "quantized": "quantized: {}, whose codes are kept where no --dtype is given",
+        "quantized": "codes on a CPU without --dtype: {}",
         "step": "decode step: {}",
         "fits": "weights fit the config: {}",
         "left_out": "left out of the weights: {}",

@@ -270,7 +270,8 @@ class TrainConfig:
     # the machine
     parallel: Literal["ddp", "fsdp"] = setting("ddp", "each rank holds the model, or a shard of it")
     precision: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", "compute dtype; weights stay float32. On CUDA, float32 is multiplied in TF32"
+        "auto",
+        "compute dtype; weights stay float32, or as --weights says. On CUDA, float32 is multiplied in TF32",
     )
     activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
     compile: bool = setting(False, "torch.compile the blocks, but not those of towers for whole images")

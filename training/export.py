@@ -105,7 +105,7 @@ def merged_base(
     model: VisionLanguageModel, tensors: dict[str, Tensor], config: TrainConfig
 ) -> tuple[VisionLanguageModel, dict[str, Pending]]:
     """The base of a run beside codes, without numbers, and its tensors with adapters merged: each is read
-    from the base's files again, in their type, when it is written."""
+    from the base's files again, in the config's type, bfloat16 for GGUF, when it is written."""
     pending: dict[str, Pending] = {}
 
     def put(_: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
@@ -118,7 +118,8 @@ def merged_base(
         pending[name] = Pending(shape, dtype, make)
 
     opened = open_files(config.init_from, model.origin.commit if model.origin else None)
-    return VisionLanguageModel.from_pretrained(opened, None, "stored", "cpu", put), pending
+    dtype = "bfloat16" if opened.files.gguf else "stored"
+    return VisionLanguageModel.from_pretrained(opened, None, dtype, "cpu", put), pending
 
 
 def answering_model(task: Task, everywhere: bool = True, copied: bool = False) -> VisionLanguageModel:

@@ -70,7 +70,7 @@ def _read_base(config: TrainConfig, device: torch.device | str, opened: Opened) 
 
     try:
         if kind == "codes":
-            model = load_codes(opened, cpu)
+            model = load_codes(opened, cpu, panels=False)
         elif kind == "int4":
             to_rows(model := load_int4(opened, cpu), cpu)
             vars(model).pop("mapped", None)  # the panels, which are not needed any more

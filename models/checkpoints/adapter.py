@@ -106,14 +106,17 @@ class Adapter:
     changes: Mapping[str, Change]
     learnt: Sequence[str]
 
-    def around(self, put: Put, model: Any) -> Put:
-        """`put`, which gives this model, whose weights are read next, tensors changed by the adapter. A tied
-        model is tied no longer where one of head and table learnt. Raises CheckpointError for an adapter of
-        another model."""
+    def around(self, put: Put, model: Any, folder: Path) -> Put:
+        """`put`, which gives this model of a folder, whose weights are read next, tensors changed by the
+        adapter. A tied model is tied no longer where one of head and table learnt. Raises CheckpointError for
+        an adapter of another model, and for a run's own one, which its model has merged."""
         described = FAMILIES[model.config.family].write(model.config, "float32")
         family: Any = family_of(described)
         place = family.tensor_map((), model.config)  # where today's transformers has our tensors
         with naming(self.source):
+            if self.files[0].parent.parent == folder:
+                base = self.settings.get("base_model_name_or_path")
+                raise ValueError(f"the model of {folder} has it merged already: name its base, {base}")
             changes = self._changes_of(model, place)
             self._untie(model, changes, place)
 

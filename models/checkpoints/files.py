@@ -35,7 +35,7 @@ _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
 
 # Names of files that are there where a checkpoint's own are missing -> what is said about the first of them.
 _INSTEAD = {
-    "adapter_config.json": "it is an adapter: name its base with --model, and this folder with --adapter",
+    "adapter_config.json": "it is an adapter: name its base as the model, and this folder with --adapter",
     "*.incomplete": "a download was cut short, download it again",
     "openvino*.*": "it holds OpenVINO weights ({}): take the safetensors that they were made from",
     "*.onnx": "it holds ONNX weights ({}): take the safetensors that they were made from",
@@ -59,7 +59,7 @@ def naming(what: object) -> Iterator[None]:
     comes out as a CheckpointError about it."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, re.error) as error:
         said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{what}: {said}") from error
 

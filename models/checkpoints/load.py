@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import quantization, section, token_ids
+from messages import some
 from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
@@ -104,7 +105,7 @@ def load(
     expected = parameter_shapes(model)
     check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, opened.source)
     if opened.adapter is not None:
-        put = opened.adapter.around(put, model)
+        put = opened.adapter.around(put, model, opened.folder)
     # The tables first: what `put` makes of a tensor takes most beside it while little else is there.
     ordered = sorted(expected.items(), key=lambda item: item[0] not in (EMBEDDING, HEAD))
     fill(model, dict(ordered), stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
@@ -123,6 +124,8 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
         return gguf_entries(opened, opened.weights)
     entries = stored_entries(opened)
     foreign = quantization(opened.config) or any(map(OF_MLX, entries))
+    if not foreign and (parts := [name for name in entries if name.endswith((".qweight", ".weight_scale"))]):
+        raise CheckpointError(f"{opened.source}: {some(parts)}: quantized, and config.json does not say how")
     return quantized_entries(entries, opened.config) if foreign else entries
 
 
@@ -200,9 +203,8 @@ def fill(
         # On a CPU PyTorch raises a bare RuntimeError.
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)):
             raise
-        needed = sum(math.prod(shape) for shape in names.values()) * dtype.itemsize / 1e9
-        said = f"the weights take {needed:.3g} GB as {str(dtype).removeprefix('torch.')}"
-        raise MemoryError(f"{said}, more memory than {device} has left") from error
+        count = sum(math.prod(shape) for shape in names.values()) / 1e9
+        raise MemoryError(f"{count:.3g} billion weights take more memory than {device} has left") from error
 
 
 @contextmanager

@@ -160,6 +160,11 @@ class Way(NamedTuple):
     order: bool | str = False
     less_one: bool = False
 
+    @property
+    def held(self) -> int:
+        """The bits of a code in memory."""
+        return max(self.bits, 4) if self.bits <= 6 else 8
+
     def counts(self, rows: int, columns: int, fp8: bool) -> set[int]:
         """The numbers of scales that a matrix may have."""
         grouped = rows * (-(-columns // self.span) if self.span > 0 else 1)
@@ -195,10 +200,14 @@ def _narrow(*tensors: Tensor) -> tuple[Tensor, ...] | None:
 def _grouped(codes: Tensor, scale: Tensor, zero: Tensor | int, way: Way, group: Tensor | None = None):
     """Codes of bytes (R, C), scales (R, G) and zeros (R, G); floats where columns of a group lie apart, as
     `group` (C,), that of each column, has them, or where scales of 32 bits have zeros of their own."""
-    (rows, columns), bits = codes.shape, 4 if way.bits <= 4 else 8
+    (rows, columns), bits = codes.shape, way.held
     span = way.span if way.span > 0 else columns + -columns % BLOCK
     scale = scale.reshape(scale.shape[0] if scale.ndim else 1, -1).expand(rows, -1)
-    zeros = torch.full_like(scale, zero, dtype=torch.int16) if isinstance(zero, int) else zero.short()
+    zeros = (
+        torch.full_like(scale, zero, dtype=torch.int16)
+        if isinstance(zero, int)
+        else zero.short().expand_as(scale)
+    )
     own, narrow = torch.arange(columns) // span, _narrow(scale)
     apart = group is not None and group.numel() == columns and not torch.equal(group.long(), own)
     if not apart and narrow:
@@ -292,7 +301,7 @@ def _nvfp4(parts: Parts, way: Way) -> Tensor:
 
 
 def _mlx(parts: Parts, way: Way) -> Codes | Tensor:
-    codes, bits = _unpacked(parts["weight"], way.bits), 4 if way.bits <= 4 else 8
+    codes, bits = _unpacked(parts["weight"], way.bits), way.held
     if narrow := _narrow(parts["scales"], parts["biases"]):
         form = Form.HALF_LEAST if narrow[0].dtype == _HALF else Form.BF16_LEAST
         return Codes(form, bits, codes.shape[1], way.span, packed(codes, bits), pair(*narrow))
@@ -376,16 +385,23 @@ class CodedEntry(Entry):
         return None
 
 
+def keeps_codes(entry: Entry) -> bool:
+    """Whether a matrix is opened with its codes, or else rounded to eight bits."""
+    if isinstance(entry, CodedEntry):
+        return entry.scheme.kept and entry.way.order not in (True, "group")
+    return entry.dtype in BLOCKS and getattr(entry, "by_rows", True)
+
+
 def kept_bytes(entry: Entry) -> int:
-    """Bytes of a matrix in memory, if it is opened with its codes; or rounded to eight bits."""
+    """Bytes of a matrix in memory, as `keeps_codes` says."""
     numbers, bits = math.prod(entry.shape), 8
-    if entry.dtype in BLOCKS:
+    if entry.dtype in BLOCKS and keeps_codes(entry):
         size, width, _ = BLOCKS[entry.dtype]
         some = torch.zeros(1, 256 // width * size, dtype=torch.uint8)
         return numbers * codes_of_blocks(some, entry.dtype).num_bytes // 256
     words = numbers // 64
-    if isinstance(entry, CodedEntry) and entry.scheme.kept and entry.way.order not in (True, "group"):
-        bits = 4 if "{}" in entry.scheme.label and entry.way.bits <= 4 else 8
+    if isinstance(entry, CodedEntry) and keeps_codes(entry):
+        bits = entry.way.held if "{}" in entry.scheme.label else 8
         scales = math.prod(entry.parts[entry.scheme.parts[-1]].shape)
         words = max(scales * (entry.way.block[0] if entry.scheme.label == "FP8" else 1), entry.shape[0])
     return numbers * bits // 8 + 4 * words
@@ -398,7 +414,8 @@ _READ: dict[str, tuple[str, tuple[int, ...]]] = {
     "fp8": ("", (8,)), "fbgemm_fp8": ("", (8,)), "modelopt": ("fp8", (8,)), "bitsandbytes": ("", (8,)),
     "auto-round": ("auto_round:auto_gptq auto_round:auto_awq", (2, 3, 4, 8, 16)),
     "compressed-tensors": (
-        " pack-quantized int-quantized float-quantized naive-quantized nvfp4-pack-quantized mixed-precision",
+        " dense pack-quantized int-quantized float-quantized naive-quantized nvfp4-pack-quantized"
+        " mixed-precision",
         (4, 8),
     ),
 }  # fmt: skip
@@ -436,6 +453,9 @@ def unreadable(config: Mapping) -> str:
     sparse = section(stored, "sparsity_config").get("format") or "dense"
     forms, bits = _READ.get(method, ("unknown", ()))
     how = form if sparse == "dense" else sparse
+    # Turned weights meet activations that are turned alike: `apply` says where.
+    turned = re.findall(r"'location': '(?!weight_)(\w+)", str(section(stored, "transform_config")))
+    how = f"transform of {turned[0]}" if turned else how
     if how in forms.split(" "):
         other = {way.bits for way in _ways(stored, Way(bits[-1]))} - {*bits}
         if not other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def read_headers(opened: Opened) -> Headers | None:
             ask = client().HfApi().get_safetensors_metadata
             metadata = fetched(ask, opened.source, revision=opened.commit)
         tensors = {
-            name: Entry(Path(file), info.dtype, tuple(info.shape), *info.data_offsets)
+            name: Entry(Path(os.devnull, file), info.dtype, tuple(info.shape), *info.data_offsets)
             for file, header in metadata.files_metadata.items()
             for name, info in header.tensors.items()
         }

@@ -29,8 +29,8 @@ HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What quantized weights consist of; of U32 the bits.
 PARTS_OF_CODES = {
-    "F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32,
-    "U32": torch.int32, "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "I8": torch.int8, "U8": torch.uint8,
+    "I32": torch.int32, "U32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 
 
