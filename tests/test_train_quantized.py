@@ -241,5 +241,5 @@ def test_a_quantized_base_keeps_its_codes(tmp_path, kind, wide, monkeypatch):  #
         if part_of(name) == "language_model" and factors[0] is not None:
             whole, one = whole + 1, one + 4 * factors[1] @ factors[0]
         if part_of(name) == "language_model":
-            torch.testing.assert_close(stored[name], one, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(stored[name], one, rtol=2**-8 if kind == "gguf" else 1e-5, atol=1e-6)
     assert whole > 10

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
@@ -109,10 +110,14 @@ def merged_base(
     pending: dict[str, Pending] = {}
 
     def put(_: nn.Module, names: Sequence[str], read: partial[Tensor]) -> None:
-        name, (shape, dtype) = names[0], read.args[1:3]
+        name, (entry, shape, dtype, *place) = names[0], read.args
 
         def make() -> Tensor:
-            weight = tensors[name] if part_of(name) in config.learns else read().float()
+            weight = (
+                tensors[name]
+                if part_of(name) in config.learns
+                else read.func(entry, shape, torch.float32, *place)
+            )
             return merged(name, weight, tensors, config).to(dtype)
 
         pending[name] = Pending(shape, dtype, make)
