@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 BLOCK = 64  # columns that rows are padded to
 SUPER = 256  # columns that share a word of `Codes.coarse`
-PARTIAL_FLOATS = 4_194_304  # weights that are inflated at a time: 16 MiB of float32
+PARTIAL_FLOATS = 4_194_304  # weights that are rounded or opened at a time: 16 MiB of float32
 
 
 class Form(IntEnum):

@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import product
+from generation.codes import PARTIAL_FLOATS, product
 
 LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
 # (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement
 Make = Callable[[Any, Sequence[str], Any], nn.Module]
-PARTIAL_FLOATS = 4_194_304  # weights rounded or unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
 ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
 UNPACKED = "position_embedding"  # no matrix that anything is multiplied with
