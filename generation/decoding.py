@@ -46,6 +46,7 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput, Stopwatch, TokenStream, column_of, fields_of, pad_id
 from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
+from generation.recorded import alike, decode_recorded
 from generation.sampling import Row, choose, new_rows
 from generation.score import decide
 from generation.steps import Step, UncachedStep
@@ -94,6 +95,9 @@ def decode_n(
         start, ahead = (n if isinstance(n, int) else int(n[number]) for n in (start_pos, offset))
         return number, start, ahead
 
+    if step.records and alike(rows):
+        yield from decode_recorded(step, rows, choose(rows, logits), kv_cache, [*map(at, range(len(rows)))])
+        return
     while True:
         if any(row.constraint is not None for row in rows):
             decide(rows, logits, step, kv_cache, at)
