@@ -24,6 +24,12 @@ SUPER = 256  # columns that share a word of `Codes.coarse`
 PARTIAL_FLOATS = 4_194_304  # weights that are rounded or opened at a time: 16 MiB of float32
 
 
+def half(device: torch.device) -> torch.dtype:
+    """The type of 16 bits that a GPU multiplies in: float16 before Ampere, which has no bfloat16."""
+    old = torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if old else torch.bfloat16
+
+
 class Form(IntEnum):
     """The meaning of a group's word of 32 bits; `native/codes.h` has the same numbers. Low bits come first.
 

@@ -1,11 +1,10 @@
-"""Tokens of steps that are recorded with their choice: one launch each, and nothing is asked of the host.
+"""Steps that are recorded with their choice: a token of each row is one launch.
 
     recorder = Recorder(step, tokens)                  # (slots, 1): what is fed next
     if step.records and alike(rows):
         chosen = recorder(rows, rows, positions, offsets, kv_cache)
 
-`model.generate` and sessions decode so where a step records (`generation.fast.cuda.graph`), with the tokens
-that `choose` would give.
+The tokens are those of `choose`. Sessions, schedulers and `model.generate` decode so where a step records.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.confidence import Notes
-from generation.draws import recordable
+from generation.draws import BAD, chosen_logprobs, sample, uniforms
 from generation.kv_cache import KVCache
+from generation.options import SamplingParams
 from generation.sampling import Chosen, Row
 from generation.steps import Step
 
@@ -35,7 +35,7 @@ class Recorder:
 
     Args:
         step: one that records.
-        tokens: (slots, 1) int64, on the device: of each slot the token to be fed, which is replaced.
+        tokens: (slots, 1) int64 on the device: of each slot the token to be fed, which becomes the next one.
     """
 
     def __init__(self, step: Step, tokens: Tensor):
@@ -48,12 +48,9 @@ class Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """The cache gets other buffers, beside which a recording would keep the old ones."""
+        """Rows have moved on by other means, or the cache gets other buffers, beside which a recording would
+        keep the old ones."""
         self._replay: tuple[KVCache, tuple, Callable[[], None]] | None = None
-        self.passed()
-
-    def passed(self) -> None:
-        """Rows have moved on by other means."""
         self._counted: list[tuple[Row, int]] = []  # rows and positions that the counters stand at
 
     def __call__(
@@ -65,56 +62,58 @@ class Recorder:
         kv_cache: KVCache,
         own: slice | Tensor = slice(None),
     ) -> Chosen:
-        """The next tokens of `rows`, on their way to the host.
-
-        Args:
-            span: the rows of the first slots, of which `rows` decode and stand at `own`.
-            positions, offsets: of each of these, where its token goes, and its rotary place less that.
-            kv_cache: of as many rows; a view of it holds the positions.
-        """
+        """The next tokens of `rows`, which stand at `own` in `span`, the rows of the first slots; of these
+        `positions`, where their tokens go, and `offsets`, their rotary places less those. The cache has as
+        many rows, and holds the positions."""
         count, params = len(span), rows[0].params
-        tokens, counters, logprobs = (
-            self._tokens[:count],
-            self._counters[:, :count],
-            self._logprobs[:, :count],
-        )
         # The device counts on by itself while rows stay.
         if self._counted != list(zip(span, positions)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
             numbers = torch.tensor([positions, seeds, [row.launched for row in span], offsets])
-            counters[:4] = kv.to_device(numbers, tokens.device)
+            self._counters[:4, :count] = kv.to_device(numbers, self._tokens.device)
         self._counted = [(row, position + 1) for row, position in zip(span, positions)]
-        confident, placed = any(row.options.confidence for row in rows), any(offsets)
-        key = count, params, confident, placed
+        key = count, params, any(row.options.confidence for row in rows), any(offsets)
         if self._replay is None or self._replay[0] is not kv_cache or self._replay[1] != key:
-            choice = recordable(tokens, counters, params, logprobs if confident else None)
-            state = [self._tokens, self._counters, self._logprobs]
-            offset = counters[3] if placed else None
-            replay = self._step.bind(tokens, kv_cache, counters[0], choice, state, key, offset)
-            self._replay = kv_cache, key, replay
+            self._replay = kv_cache, key, self.bind(kv_cache, *key)
         self._replay[2]()
-        notes = Notes(logprobs[:, own].clone()) if confident else None
-        return Chosen(rows, tokens, counters[4, own].clone(), notes=notes).send()
+        notes = Notes(self._logprobs[:, :count][:, own].clone()) if key[2] else None
+        ids = self._counters[4, :count][own].clone()
+        return Chosen(rows, self._tokens[:count], ids, notes=notes).send()
+
+    def bind(
+        self, kv_cache: KVCache, count: int, params: SamplingParams, confident: bool, placed: bool
+    ) -> Callable[[], None]:
+        """A function that decodes and chooses for the first `count` slots, as operations on the device alone;
+        `placed` where rotary places are not the slots."""
+        tokens, logprobs = self._tokens[:count], self._logprobs[:, :count]
+        counters = self._counters[:, :count]
+        positions, seeds, drawn, offsets, ids = counters
+
+        def choose_in_place(logits: Tensor) -> None:
+            token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
+            tokens.copy_(token)
+            if confident:
+                logprobs.copy_(chosen_logprobs(logits, token))
+            ids.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD))
+            counters[0:3:2] += 1
+
+        state, key = [self._tokens, self._counters, self._logprobs], (params, confident)
+        return self._step.bind(
+            tokens, kv_cache, positions, choose_in_place, state, key, offsets if placed else None
+        )
 
 
-def decode_recorded(
+def recorded(
     step: Step, rows: Sequence[Row], chosen: Chosen, kv_cache: KVCache, at: Sequence[tuple[int, int, int]]
-) -> Iterator[list[int]]:
-    """`generation.decoding.decode_n` for rows that are `alike`, from their first tokens on; `at` has the
-    number of each, where that token goes, and its offset."""
-    _, positions, offsets = zip(*at)
-    recorder, view = Recorder(step, chosen.token.clone()), kv_cache
-    while True:
-        ids = chosen.read()
-        for row in rows:
-            if row.error is not None:
-                raise row.error
-        yield ids
-        if all(row.stop_reason for row in rows):
-            return
-        capacity = kv.geometry(kv_cache).capacity
+) -> Iterator[Chosen]:
+    """The tokens of rows that are `alike`, from their first ones on, without end; `at` has the number of each
+    row, where its first token goes, and its offset."""
+    yield chosen
+    _, starts, offsets = zip(*at)
+    recorder, view, capacity = Recorder(step, chosen.token.clone()), kv_cache, kv.geometry(kv_cache).capacity
+    for number in range(capacity):
+        positions = [start + number for start in starts]
         length = min(kv.round_up(max(positions) + 1, VIEW_STEP), capacity)
         if kv.geometry(view).capacity != length:
             view = kv.view(kv_cache, length)
-        chosen = recorder(rows, rows, positions, offsets, view)
-        positions = tuple(position + 1 for position in positions)
+        yield recorder(rows, rows, positions, offsets, view)

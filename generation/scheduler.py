@@ -407,7 +407,7 @@ class Scheduler:
         offset = kv.per_row([row.prompt.offset for row in span], device)
         cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
         logits = self._step(self._tokens[:count], cache, start_pos, offset)
-        self._recorder.passed()
+        self._recorder.forget()
         self._launch(rows, logits if len(rows) == count else logits[self._index(rows)])
 
     def _several(
@@ -421,7 +421,7 @@ class Scheduler:
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         own = [logits[row.slot] for row in rows]
         self.stats.accepted += verify(rows, proposals, own, self._choose)
-        self._recorder.passed()
+        self._recorder.forget()
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index(rows)] = kv.to_device(last, self.model.device)
         for row in rows:

@@ -32,7 +32,6 @@ from generation import kv_cache as kv
 from generation.kv_cache import KVCache
 from generation.output import Stopwatch
 from generation.steps import Step
-from messages import one_line
 
 if TYPE_CHECKING:
     from generation.fast.cuda.decoder import TritonDecoder
@@ -177,7 +176,7 @@ class GraphStep(Step):
         self.graphs = Graphs(self._device)
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # why Triton does not decode that many rows, or None
-        self._failed: dict[str, int] = {}  # those of its errors, with the first number of rows
+        self._notes: list[str] = []  # what has been given up beside single rows in Triton, and why
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
 
@@ -201,19 +200,18 @@ class GraphStep(Step):
         why = said(error)
         if rows in self._reasons and self.decoder(rows) is None:
             self.graphs.failure = why
+            self._notes.append(f"eager since: {why}")
             return
         alike = [[rows]] if self._triton is None else self._triton.alike()
         self._reasons |= dict.fromkeys(next(group for group in alike if rows in group), why)
-        self._failed.setdefault(why, rows)
+        self._notes += [f"of the eager step for {rows} rows: {why}"] * (rows > 1)
 
     @property
     def name(self) -> str:
-        """What decodes a single row; what has failed for more of them, and since when there is no graph."""
+        """What decodes a single row, and what has been given up since it was chosen."""
         reason = None if self.decoder(1) is not None else self._reasons[1]
-        names = [f"CUDA graph of the eager step: {reason}" if reason else "CUDA graph of Triton kernels"]
-        failed = ((rows, why) for why, rows in self._failed.items() if why != reason)
-        names += (f"of the eager step for {rows} rows: {why}" for rows, why in failed)
-        return ", ".join([*names, *(f"eager since: {why}" for why in [self.failure] if why)])
+        name = "CUDA graph of " + (f"the eager step: {reason}" if reason else "Triton kernels")
+        return ", ".join([name, *self._notes])
 
     @property
     def failure(self) -> str | None:
@@ -235,7 +233,7 @@ class GraphStep(Step):
                     self(token, cache, 1, offset)
         except Exception as error:  # no memory, or the eager step fails without a graph as well
             return said(error)
-        return self.failure and "; ".join([*self._failed, self.failure])
+        return self.failure and f"{self._reasons[1]}; {self.failure}"
 
     @cached_property
     @torch.no_grad()
@@ -367,9 +365,10 @@ def addresses(language_model) -> list[int]:
 
 def said(error: Exception) -> str:
     """An error in one line: a RuntimeError without the C++ stack, others with the name of their type."""
-    if isinstance(error, RuntimeError):
-        return one_line(str(error).strip().split("\n")[0] or error)
-    return one_line(f"{type(error).__name__}: {error}", 300)
+    text = str(error).strip()
+    if isinstance(error, RuntimeError) and text:
+        return text.split("\n")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
 
 
 def buffer_addresses(kv_cache: KVCache) -> tuple:
