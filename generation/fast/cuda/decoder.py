@@ -51,8 +51,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
             return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
     if width > 16_384:
         return f"a layer is {width} wide (up to 16384 are supported)"
-    if config.head_dim not in (16, 32, 64, 128, 256):
-        return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
+    if config.head_dim not in (16, 32, 64, 128, 256, 512):
+        return f"heads are {config.head_dim} wide (16, 32, 64, 128, 256 and 512 are supported)"
     layers = by_mixer(language_model)
     linear = [part for layer in layers for part in projections(*layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
@@ -121,8 +121,7 @@ class TritonDecoder:
 
         self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
         self._width = config.head_dim
-        group = triton.next_power_of_2(self._heads // self._kv)
-        self._lines, self._group = group, max(16, group)
+        self._group = triton.next_power_of_2(self._heads // self._kv)
 
         def new(*shape: int, dtype=norm.dtype) -> Tensor:
             return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
@@ -179,9 +178,14 @@ class TritonDecoder:
 
     def _splits(self, rows: int) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
-        registers."""
-        fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * self._width), 64)
+        registers, four parts of a group one after the other."""
+        most = 8192 // self._width
+        fitting = min(self._programs // (rows * self._kv), most, 4 * most // self._group, 64)
         return 1 << max(fitting, 1).bit_length() - 1
+
+    def _lines(self, splits: int) -> int:
+        """Heads of a group whose shares are put together at a time."""
+        return max(1, min(self._group, 8192 // (splits * self._width)))
 
     def __call__(
         self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None = None
@@ -215,9 +219,8 @@ class TritonDecoder:
     ) -> None:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
-        # Else the assembler spills a few, for some sizes, to have more programs at once.
-        two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
-        last = {"maxnreg": 96} if S.BITS == 8 and S.ONE else {}
+        two = registers(128) if S.BITS == 4 and not S.ONE else {}
+        last = registers(96) if S.BITS == 8 and S.ONE else {}
         x, mixed, attended, h = self._x, self._mixed, self._attended, self._h
         most, capacity = 8 * self._programs, geometry(kv_cache).capacity
 
@@ -259,7 +262,8 @@ class TritonDecoder:
                     *(mixed, layer["q_norm"], layer["k_norm"], key, cache["value"], self._cos, self._sin),
                     *(position, self._shares, self._maxima, self._sums, self._arrived, attended, rows),
                     *(capacity, *key.stride()[:2], eps, 1 / math.sqrt(self._width)),
-                    *(S, splits, self._group, self._lines),
+                    *(S, splits, max(16, self._group), self._lines(splits)),
+                    **registers(168 if S.HD < 512 else 255),
                     num_warps=4,
                 )
                 add_product(attended, parts(out), self._heads * self._width, S.O_BIAS)
@@ -293,6 +297,12 @@ class TritonDecoder:
         """Its scales; where it has none, a tensor that is not read."""
         scale = getattr(layer, "scale", None)
         return self._cos if scale is None else scale
+
+
+def registers(most: int) -> dict[str, int]:
+    """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
+    more programs at once. AMD's compiler has none."""
+    return {} if torch.version.hip else {"maxnreg": most}
 
 
 def multiprocessors(device: torch.device) -> int:
