@@ -44,8 +44,6 @@ class Sizes:
     DOT: tl.dtype  # of the operands of tl.dot
     ONE: bool  # a single row; else up to MANY
     BITS: int  # of a weight: those of DT, or 8 or 4, with a float32 scale for each row of a matrix
-    QKV_BIAS: bool
-    O_BIAS: bool
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
     TAPS: int  # positions that a short convolution reads
