@@ -53,8 +53,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
             return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
     if width > 16_384:
         return f"a layer is {width} wide (up to 16384 are supported)"
-    if config.head_dim not in (16, 32, 64, 128, 256):
-        return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
+    if config.head_dim not in (16, 32, 64, 128, 256, 512):
+        return f"heads are {config.head_dim} wide (16, 32, 64, 128, 256 and 512 are supported)"
     layers = list(zip(kinds_of(config), language_model.layers, strict=True))
     linear = [part for layer in layers for part in projections(*layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
@@ -157,8 +157,7 @@ class TritonDecoder:
 
         self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
         self._width = config.head_dim
-        group = triton.next_power_of_2(self._heads // self._kv)
-        self._lines, self._group = group, max(16, group)
+        self._group = triton.next_power_of_2(self._heads // self._kv)
 
         def new(*shape: int, dtype=norm.dtype) -> Tensor:
             return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
@@ -214,8 +213,9 @@ class TritonDecoder:
 
     def _splits(self, rows: int) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
-        registers."""
-        fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * self._width), 64)
+        registers, four parts of a group one after the other."""
+        most = 8192 // self._width
+        fitting = min(self._programs // (rows * self._kv), most, 4 * most // self._group, 64)
         return 1 << max(fitting, 1).bit_length() - 1
 
     def __call__(
@@ -250,9 +250,8 @@ class TritonDecoder:
     ) -> None:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
-        # Else the assembler spills a few, for some sizes, to have more programs at once.
-        two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
-        last = {"maxnreg": 96} if S.BITS == 8 and S.ONE else {}
+        two = registers(128) if S.BITS == 4 and not S.ONE else {}
+        last = registers(96) if S.BITS == 8 and S.ONE else {}
         x, h = self._x, self._h
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
@@ -301,6 +300,12 @@ class TritonDecoder:
         return self._cos if scale is None else scale
 
 
+def registers(most: int) -> dict[str, int]:
+    """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
+    more programs at once. AMD's compiler has none."""
+    return {} if torch.version.hip else {"maxnreg": most}
+
+
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -313,13 +318,15 @@ def _attention_heights(config) -> tuple[int, ...]:
 
 
 def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
-    splits, key = decoder._splits(at.rows), cache["key"]
+    splits, key, group = decoder._splits(at.rows), cache["key"], decoder._group
+    lines = max(1, min(group, 8192 // (splits * decoder._width)))
     eps, scale = decoder.model.config.rms_norm_eps, 1 / math.sqrt(decoder._width)
     kernels.attend[(at.rows * decoder._kv * splits,)](
         *(decoder._mixed, layer.tensors["q_norm"], layer.tensors["k_norm"], key, cache["value"]),
         *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
         *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
-        *(at.S, splits, decoder._group, decoder._lines),
+        *(at.S, splits, max(16, group), lines),
+        **registers(168 if at.S.HD < 512 else 255),
         num_warps=4,
     )
 
