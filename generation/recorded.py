@@ -45,13 +45,8 @@ class Recorder:
         # that all begin at 16 bytes: Triton compiles for that, and would once more for others.
         self._counters = tokens.new_zeros(5, kv.round_up(len(tokens), 2))
         self._logprobs = torch.zeros(2, len(tokens), device=tokens.device)
-        self.forget()
-
-    def forget(self) -> None:
-        """Rows have moved on by other means, or the cache gets other buffers, beside which a recording would
-        keep the old ones."""
-        self._replay: tuple[KVCache, tuple, Callable[[], None]] | None = None
-        self._counted: list[tuple[Row, int]] = []  # rows and positions that the counters stand at
+        self._counted: list[tuple[Row, int, int]] = []  # rows, positions and draws that the counters stand at
+        self.replay: tuple[KVCache, tuple, Callable[[], None]] | None = None  # of a cache and a way to choose
 
     def __call__(
         self,
@@ -67,18 +62,20 @@ class Recorder:
         many rows, and holds the positions."""
         count, params = len(span), rows[0].params
         # The device counts on by itself while rows stay.
-        if self._counted != list(zip(span, positions)):
+        drawn = [row.launched for row in span]
+        if self._counted != list(zip(span, positions, drawn)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
-            numbers = torch.tensor([positions, seeds, [row.launched for row in span], offsets])
+            numbers = torch.tensor([positions, seeds, drawn, offsets])
             self._counters[:4, :count] = kv.to_device(numbers, self._tokens.device)
-        self._counted = [(row, position + 1) for row, position in zip(span, positions)]
         key = count, params, any(row.options.confidence for row in rows), any(offsets)
-        if self._replay is None or self._replay[0] is not kv_cache or self._replay[1] != key:
-            self._replay = kv_cache, key, self.bind(kv_cache, *key)
-        self._replay[2]()
+        if self.replay is None or self.replay[0] is not kv_cache or self.replay[1] != key:
+            self.replay = kv_cache, key, self.bind(kv_cache, *key)
+        self.replay[2]()
         notes = Notes(self._logprobs[:, :count][:, own].clone()) if key[2] else None
         ids = self._counters[4, :count][own].clone()
-        return Chosen(rows, self._tokens[:count], ids, notes=notes).send()
+        chosen = Chosen(rows, self._tokens[:count], ids, notes=notes).send()
+        self._counted = [(row, place + 1, row.launched) for row, place in zip(span, positions)]
+        return chosen
 
     def bind(
         self, kv_cache: KVCache, count: int, params: SamplingParams, confident: bool, placed: bool

@@ -102,7 +102,7 @@ class Scheduler:
         self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else 2**31
         self.cache = SlotCache(model.language_model, slots, prefixes)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)  # to be fed in each slot
-        self._recorder = Recorder(self._step, self._tokens)
+        self._recorder = Recorder(self._step, self._tokens) if self._step.records else None
         if slots > 1:
             self._step.rehearse(slots)
         self.stats = Stats()
@@ -136,7 +136,8 @@ class Scheduler:
     def _forget_buffers(self) -> None:
         """The cache gets other buffers, beside which views and recordings would keep the old ones."""
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
-        self._recorder.forget()
+        if self._recorder is not None:
+            self._recorder.replay = None
 
     # --------------------------------------------------------------------------------------- the loop
 
@@ -377,7 +378,7 @@ class Scheduler:
                 self.stats.proposed += sum(map(len, proposals))
             if any(proposals):
                 self._several(rows, span, positions, proposals)
-            elif self._step.records and alike(rows):
+            elif self._recorder is not None and alike(rows):
                 cache, offsets = self._view_of(count, max(positions) + 1), [row.prompt.offset for row in span]
                 own = slice(count) if len(rows) == count else self._index(rows)
                 self._launched.append(self._recorder(rows, span, positions, offsets, cache, own))
@@ -407,7 +408,6 @@ class Scheduler:
         offset = kv.per_row([row.prompt.offset for row in span], device)
         cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
         logits = self._step(self._tokens[:count], cache, start_pos, offset)
-        self._recorder.forget()
         self._launch(rows, logits if len(rows) == count else logits[self._index(rows)])
 
     def _several(
@@ -421,7 +421,6 @@ class Scheduler:
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         own = [logits[row.slot] for row in rows]
         self.stats.accepted += verify(rows, proposals, own, self._choose)
-        self._recorder.forget()
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index(rows)] = kv.to_device(last, self.model.device)
         for row in rows:
