@@ -10,6 +10,7 @@ The tokens are those of `choose`. Sessions, schedulers and `model.generate` deco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from generation.draws import BAD, chosen_logprobs, sample, uniforms
 from generation.kv_cache import KVCache
 from generation.options import SamplingParams
 from generation.sampling import Chosen, Row
-from generation.steps import Step
 
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
@@ -38,8 +38,9 @@ class Recorder:
         tokens: (slots, 1) int64 on the device: of each slot the token to be fed, which becomes the next one.
     """
 
-    def __init__(self, step: Step, tokens: Tensor):
+    def __init__(self, step: Any, tokens: Tensor):
         self._step, self._tokens = step, tokens
+        step.rehearse(len(tokens))
         # Of each slot its position, the row's seed, how many numbers it has drawn, the offset of its rotary
         # places, the token that was chosen, or BAD; and its `chosen_logprobs`. An even number of slots, so
         # that all begin at 16 bytes: Triton compiles for that, and would once more for others.
@@ -101,7 +102,7 @@ class Recorder:
 
 
 def recorded(
-    step: Step, rows: Sequence[Row], chosen: Chosen, kv_cache: KVCache, at: Sequence[tuple[int, int, int]]
+    step: Any, rows: Sequence[Row], chosen: Chosen, kv_cache: KVCache, at: Sequence[tuple[int, int, int]]
 ) -> Iterator[Chosen]:
     """The tokens of rows that are `alike`, from their first ones on, without end; `at` has the number of each
     row, where its first token goes, and its offset."""

@@ -103,8 +103,6 @@ class Scheduler:
         self.cache = SlotCache(model.language_model, slots, prefixes)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)  # to be fed in each slot
         self._recorder = Recorder(self._step, self._tokens) if self._step.records else None
-        if slots > 1:
-            self._step.rehearse(slots)
         self.stats = Stats()
         self.reset()
 
@@ -406,7 +404,7 @@ class Scheduler:
         device, count = self.model.device, len(span)
         start_pos = kv.per_row(positions, device)
         offset = kv.per_row([row.prompt.offset for row in span], device)
-        cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
+        cache = self._view_of(count, max(positions) + 1)
         logits = self._step(self._tokens[:count], cache, start_pos, offset)
         self._launch(rows, logits if len(rows) == count else logits[self._index(rows)])
 
@@ -416,8 +414,7 @@ class Scheduler:
         """A pass over the last tokens of rows and their proposals, which are verified."""
         after = {row.slot: ids for row, ids in zip(rows, proposals, strict=True)}
         ids = [[*row.tokens[-1:], *after[row.slot]] if row.slot in after else [0] for row in span]
-        alike = min(positions) == max(positions)
-        cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
+        cache = self._view_of(len(span), max(positions) + max(map(len, ids)))
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         own = [logits[row.slot] for row in rows]
         self.stats.accepted += verify(rows, proposals, own, self._choose)
@@ -426,10 +423,10 @@ class Scheduler:
         for row in rows:
             self._report(row)
 
-    def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
-        """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
+    def _view_of(self, count: int, longest: int) -> kv.KVCache:
+        """The cache of the first `count` slots as a step reads it: as far as the longest."""
         capacity = self.cache.capacity
-        length = capacity if longest is None else min(kv.round_up(longest, VIEW_STEP), capacity)
+        length = min(kv.round_up(longest, VIEW_STEP), capacity)
         wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
             self._view = (wanted, kv.view(self.cache.kv_cache, length, 0, count))

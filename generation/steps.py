@@ -27,7 +27,7 @@ class Step:
     same_bits: whether `chunk` gives, to the bit, the logits of single steps. A product of several positions
         may round otherwise than that of one.
     alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
-    records: whether it has `bind`: what that gives is recorded, and launched as a whole.
+    records: whether it has `bind` (see `GraphStep`): what that gives is recorded, and launched as a whole.
     pass_steps: how many steps take as long as a pass over a few positions; 1 where it saves any.
     states: whether layers keep what does not forget, and so have to know which positions are real.
     """
@@ -95,24 +95,6 @@ class Step:
         # Padding may be written to slots, but not into states.
         logits = self._chunk(*inputs, lengths) if self.states else self.chunk(*inputs)
         return [row[: len(ids)] for row, ids in zip(logits, token_ids, strict=True)]
-
-    def rehearse(self, rows: int = 1) -> str | None:
-        """Have what steps of up to so many rows need, before anyone waits for one: why there is none faster
-        than the eager one, or None."""
-        return None
-
-    def bind(
-        self,
-        token: Tensor,
-        kv_cache: KVCache,
-        positions: Tensor,
-        choose: Callable[[Tensor], None],
-        state: list[Tensor],
-        key: tuple,
-        offsets: Tensor | None = None,
-    ) -> Callable[[], None]:
-        """Of a step that `records`: see `GraphStep.bind`."""
-        raise NotImplementedError
 
 
 class UncachedStep(Step):

@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA or Triton: buffers and buckets give eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers and views give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -46,9 +46,9 @@ def vlm(request):
 
 @pytest.fixture(autouse=True)
 def small_and_taped(monkeypatch):
-    """Short buckets, tapes for graphs, and the eager step even where Triton is."""
+    """Short views, tapes for graphs, and the eager step even where Triton is."""
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
-    monkeypatch.setattr(graph, "BUCKET", 16)
+    monkeypatch.setattr("generation.recorded.VIEW_STEP", 16)
     tape_graphs(monkeypatch)
 
 
@@ -61,7 +61,7 @@ def small_and_taped(monkeypatch):
 def test_tokens_are_those_of_the_eager_step(model, sampling):
     vlm, inputs, options = tiny_vlm(**MODELS[model]), batch(4), {"max_new_tokens": 40, **sampling}
     step = GraphStep(vlm.language_model)
-    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
+    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two views
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
 
 
@@ -240,7 +240,7 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
     assert fast.name == "CUDA graph of the eager step: it is a test"
     for _ in range(2):
         assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
-    assert len(recorded) == 1 and step.failure == WHY
+    assert len(recorded) == 1 and step.graphs.failure == WHY
     assert fast.name == f"CUDA graph of the eager step: it is a test, eager since: {WHY}"
 
 

@@ -24,18 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import PARTIAL_FLOATS, half, product
+from generation.codes import PARTIAL_FLOATS, product, suited
 
 LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
 # (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement
 Make = Callable[[Any, Sequence[str], Any], nn.Module]
-ARITHMETIC = {"cpu": torch.float32}  # see `arithmetic`; a GPU's is `half`
+ARITHMETIC = {"cpu": torch.float32}  # of `arithmetic`; a GPU's is `suited`
 UNPACKED = "position_embedding"  # no matrix that anything is multiplied with
 
 
 def arithmetic(device: torch.device) -> torch.dtype:
     """What a device multiplies packed weights in, and with it keeps activations and all that is small in."""
-    return ARITHMETIC.get(device.type) or half(device)
+    return ARITHMETIC.get(device.type) or suited(device)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

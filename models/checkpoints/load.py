@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import quantization, section, token_ids
-from generation.codes import half
+from generation.codes import suited
 from messages import some
 from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
@@ -79,7 +79,7 @@ def load(
             do not change meanwhile (`models.checkpoints.sources.one_version`).
         revision: branch, tag or commit of the repository.
         dtype: a dtype or its name. "auto" is what the device is right and fast with: float32 on a CPU,
-            bfloat16 on CUDA (`half`), elsewhere the stored one. "stored" is the config's own, float32 where
+            bfloat16 on CUDA (`suited`), elsewhere the stored one. "stored" is the config's own, float32 where
             it names none: for what is saved again.
         device: where the weights go; None is the CPU.
         put: gives the model each tensor.
@@ -235,10 +235,7 @@ def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torc
         sections = (config, text if isinstance(text, dict) else {})
         named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
         stored = resolve_dtype(next(filter(None, named), "float32"), {}, device)
-        if dtype != "stored" and device.type in ("cpu", "cuda"):
-            # On a CPU float32 is exact, and bfloat16 no faster for one question.
-            return torch.float32 if device.type == "cpu" else half(device)
-        return stored
+        return stored if dtype == "stored" else suited(device, stored)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)} or stored")
@@ -263,8 +260,8 @@ def prepare_device(device: torch.device | str) -> torch.device:
     hold for the process."""
     device = torch.device(device)
     if device.type == "cuda":
-        if device.index is not None:  # events and streams without a name are the current device's
-            torch.cuda.set_device(device)
+        # Events and streams without a name are the current device's.
+        torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
         # On Hopper and Blackwell PyTorch asks cuDNN's attention first, which plans anew for each key length:
         # while decoding, for each token. Flash and memory-efficient attention plan nothing.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -10,8 +10,8 @@ or cannot be compiled for here, is the eager step, recorded as it is.
 
 A graph is bound to addresses. Tokens, positions and logits therefore live in buffers that stay, and a graph
 serves the next answer where that has the same cache, as in a session or a scheduler. Positions are in device
-memory, so that one graph of the Triton kernels serves every length. One of the eager step serves a bucket of
-cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay for long ones.
+memory, so that one graph of the Triton kernels serves every length. One of the eager step reads all of the
+view of the cache that it is given, which is longer by `generation.recorded.VIEW_STEP` from time to time.
 
 On a CPU, or where a graph cannot be recorded, the same functions run without one.
 """
@@ -36,15 +36,8 @@ from generation.steps import Step
 if TYPE_CHECKING:
     from generation.fast.cuda.decoder import TritonDecoder
 
-BUCKET = 256  # cache positions: the shortest bucket
 SEVERAL = 8  # positions of a pass that is measured
 MAX_GRAPHS = 48  # the least recently used is given up first
-
-
-def bucket_of(length: int) -> int:
-    """Positions that a step reads to see `length`: at most a quarter more, from four buckets up."""
-    step = max(BUCKET, 1 << max(0, (length - 1).bit_length() - 3))
-    return kv.round_up(length, step)
 
 
 def triton_module() -> Any:
@@ -59,10 +52,8 @@ def triton_module() -> Any:
 def unsupported(language_model) -> str | None:
     """The reason why `GraphStep` cannot run this model, or None. Whether a network reads back what it
     computes, which no graph can, is found out by recording it."""
-    for name, module in language_model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return f"{name or 'the network'} has hooks, which a graph does not call"
-    return None
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in language_model.modules())
+    return "it has hooks, which a graph does not call" if hooked else None
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
@@ -176,6 +167,7 @@ class GraphStep(Step):
         self.graphs = Graphs(self._device)
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # why Triton does not decode that many rows, or None
+        self._rehearsed: set[int] = set()  # numbers of rows
         self._notes: list[str] = []  # what has been given up beside single rows in Triton, and why
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
@@ -192,7 +184,7 @@ class GraphStep(Step):
                 raise
             except Exception as error:
                 self._give_up(rows, error)
-        return self._triton if self._reasons[rows] is None and self.failure is None else None
+        return self._triton if self._reasons[rows] is None and self.graphs.failure is None else None
 
     def _give_up(self, rows: int, error: Exception) -> None:
         """After an error of any type, a compiler's or the driver's: decode that many rows, and others that
@@ -213,11 +205,6 @@ class GraphStep(Step):
         name = "CUDA graph of " + (f"the eager step: {reason}" if reason else "Triton kernels")
         return ", ".join([name, *self._notes])
 
-    @property
-    def failure(self) -> str | None:
-        """The reason why steps run without a graph from some point on, or None."""
-        return self.graphs.failure
-
     @torch.no_grad()
     def rehearse(self, rows: int = 1) -> str | None:
         """Decode a token of one row, and of the first of those numbers of rows up to `rows` that share their
@@ -225,6 +212,7 @@ class GraphStep(Step):
         any step, or None."""
         model, triton = self._language_model, self.decoder(1)
         counts = {1} if triton is None else {group[0] for group in triton.alike() if group[0] <= rows}
+        counts, self._rehearsed = counts - self._rehearsed, counts | self._rehearsed
         try:
             for count in sorted(counts, reverse=True):  # the buffers of the most serve the others
                 token = torch.zeros(count, 1, dtype=torch.int64, device=self._device)
@@ -233,7 +221,7 @@ class GraphStep(Step):
                     self(token, cache, 1, offset)
         except Exception as error:  # no memory, or the eager step fails without a graph as well
             return said(error)
-        return self.failure and f"{self._reasons[1]}; {self.failure}"
+        return self.graphs.failure and f"{self._reasons[1]}; {self.graphs.failure}"
 
     @cached_property
     @torch.no_grad()
@@ -258,14 +246,11 @@ class GraphStep(Step):
         with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
             return self.chunk(token, cache, position, 0 if offset is None else offset)[:, -1]
 
-    def _read(self, rows: int, kv_cache: KVCache, longest: int | None = None) -> int:
-        """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
-        view of fitting length; in Triton all of the buffer, so that it serves every view of that."""
-        if self.decoder(rows) is not None:
-            _, head, position, _ = kv.geometry(kv_cache).strides
-            return head // position
-        capacity = kv.geometry(kv_cache).capacity
-        return capacity if longest is None else min(bucket_of(longest), capacity)
+    def _read(self, rows: int, kv_cache: KVCache) -> int:
+        """Positions that a recording for some rows reads at most: those of a view of fitting length; in
+        Triton all of the buffer, so that it serves every view of that."""
+        held = kv.geometry(kv_cache)
+        return held.capacity if self.decoder(rows) is None else held.strides[1] // held.strides[2]
 
     def _check_weights(self) -> None:
         """Start anew if any were replaced (`model.to`)."""
@@ -295,8 +280,7 @@ class GraphStep(Step):
         own = None
         if isinstance(offset, Tensor) or offset:
             own, offsets[:] = offsets, offset
-        longest = start_pos + 1 if isinstance(start_pos, int) else None
-        self._recorded(token, kv_cache, position, logits.copy_, [], (), own, longest)()
+        self._recorded(token, kv_cache, position, logits.copy_, [], (), own)()
         return logits.clone()
 
     @torch.no_grad()
@@ -325,10 +309,8 @@ class GraphStep(Step):
         self._check_weights()
         return self._recorded(token, kv_cache, positions, choose, state, key, offsets)
 
-    def _recorded(
-        self, token, kv_cache: KVCache, positions, choose, state, key, offsets, longest: int | None = None
-    ) -> Callable[[], None]:
-        """`bind`, for positions up to the `longest`."""
+    def _recorded(self, token, kv_cache: KVCache, positions, choose, state, key, offsets):
+        """`bind`, for weights that are the same."""
         rows, read = len(token), [one for one in (token, positions, offsets) if one is not None]
         # A buffer of another shape may get the address of one that is gone.
         places = tuple((one.data_ptr(), one.stride()) for one in (*read, *state))
@@ -338,7 +320,7 @@ class GraphStep(Step):
             return lambda: choose(self._decode(token, cache, positions, offsets))
 
         while True:
-            kv_len = self._read(rows, kv_cache, longest)
+            kv_len = self._read(rows, kv_cache)
             kind = rows, kv_len, key, len(read)
             try:
                 return self.graphs.get((places, buffer_addresses(kv_cache), *kind), kind, make, state)
