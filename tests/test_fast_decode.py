@@ -239,6 +239,22 @@ def test_tokens_in_vain_leave_no_trace():
         assert torch.equal(step(ids[:, at : at + 1], other, at), expected)
 
 
+@torch.no_grad()
+def test_of_a_window_no_more_is_read_than_it_has():
+    """Nor of any layer what comes after a token."""
+    lm, window, held = make_model(**GEMMA).language_model, GEMMA["sliding_window"], 90
+    step, ids = NativeStep(lm), torch.arange(held + 9)[None] * 5 % 211
+    cache = kv.allocate_for(lm, 1, 128)
+    step.chunk(ids[:, :held], cache, 0)
+    other = copy.deepcopy(cache)
+    for kind, layer in zip(lm.config.layer_types, other, strict=True):
+        for kept in layer.values():
+            kept[:, :, held:] = torch.nan
+            kept[:, :, : held + 1 - window if kind == "sliding" else 0] = torch.nan
+    expected = step.chunk(ids[:, held:], cache, held)
+    assert torch.equal(step.chunk(ids[:, held:], other, held), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, torch.tensor([-2, 30, 0])])
 def test_native_rows_at_their_own_positions_and_in_views(offset):
@@ -250,12 +266,27 @@ def test_native_rows_at_their_own_positions_and_in_views(offset):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
+def gemma_of_any_size(draw):
+    """Layers of both kinds, of which the last ones share keys, or none does."""
+    count, own = draw.randint(3, 6), ["sliding", "full"]
+    kinds = [*own, *(draw.choice(own) for _ in range(count - 2))]
+    for at in range(count - draw.randint(0, count - 2), count):
+        kinds[at] += " shared"
+    return GEMMA | {
+        "num_hidden_layers": count, "per_layer_count": count,
+        "layer_types": tuple(kinds),
+        "sliding_window": draw.choice([1, 7, 32, 130]), "full_head_dim": draw.choice([16, 36, 512]),
+        "full_rotary_factor": draw.choice([0.25, 0.6, 1.0]), "shared_mlp_factor": draw.choice([1, 2]),
+        "per_layer_width": draw.choice([0, 5, 64]), "logit_cap": draw.choice([None, 2.0]),
+    }  # fmt: skip
+
+
 @pytest.mark.slow(but=3)
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", [14, 15, *range(14), 16, 17])
 def test_native_prompts_of_images_equal_eager(seed):
     """Rotary places in three axes and DeepStack, cut anywhere, and then tokens at offsets of their own; from
-    seed 8 on with states, and heads of which half is rotated."""
+    seed 8 on with states, and heads of which half is rotated; from seed 14 on Gemma 4's of any sizes."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     shape = draw.choice(list(SHAPES))
     half, rows = SHAPES[shape]["head_dim"] // 2, draw.randint(1, 4)
@@ -265,12 +296,16 @@ def test_native_prompts_of_images_equal_eager(seed):
         sizes = {"delta_key_dim": draw.choice([16, 48, 64]), "delta_value_dim": draw.choice([32, 96])}
         parts = {**STATES, **sizes, "conv_kernel": draw.choice([2, 4])}
         parts["partial_rotary_factor"] = 2 * half / SHAPES[shape]["head_dim"]
-    parts["rope_sections"] = (half - 2 * (half // 4), half // 4, half // 4)
-    lm = make_model(shape, rope_interleaved=seed % 2, **parts).language_model
+    parts |= {"rope_sections": (half - 2 * (half // 4), half // 4, half // 4), "rope_interleaved": seed % 2}
+    if seed >= 14:
+        parts = gemma_of_any_size(draw)
+    lm = make_model(shape, **parts).language_model
     lengths = [draw.randint(2, 300) for _ in range(rows)]
     longest, deep = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
     x = torch.randn(rows, longest, 56 * deep, generator=generator)
     places = torch.randint(0, longest, (3, rows, longest), generator=generator)
+    if seed >= 14:
+        x, places = lm.embed(torch.randint(0, 211, (rows, longest), generator=generator)), None
     empty = lambda: kv.allocate_for(lm, rows, 320)
     eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()
     expected = eager.prefill(x, lengths, reference := empty(), 0, places)

@@ -21,7 +21,6 @@ from tests.prompts import tiny_vlm
 from tests.qwen_checkpoints import save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
-
 EACH = pytest.mark.parametrize("opened", [0, 2, "gemma4"], indirect=True)  # one or two tables, or one in rows
 
 
