@@ -139,7 +139,8 @@ class NativeStep(Step):
         self._turns = bool(config.rope_sections)  # tokens have three places
         axis = model.turns(torch.arange(3)[:, None, None]).flatten().tolist() if self._turns else []
         cpu, kinds = torch.device("cpu"), ("sliding", "full") if gemma else ("attention",)
-        self.turned, found = {}, torch.empty(0)
+        self.turned: dict[str, dict[str, int]] = {}
+        found = torch.empty(0)
         for kind in kinds:
             own = model.frequencies(kind, cpu) if gemma else model.inv_freq(cpu)
             turned = own[own != 0]  # what is not rotated comes last
