@@ -151,10 +151,10 @@ def test_shapes(shape, rows):
     assert_same(make(**SHAPES[shape]), [70, 5, 131][:rows], 140, programs=24)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 4, 9, 17, 64])
 def test_rows_of_different_lengths(rows):
-    position = [0, 63, 64, 200, 1, 127, 128, 129][-rows:]
-    assert_same(make(), position, 208, programs=60)
+    position = ([0, 63, 64, 200, 1, 127, 128, 129] * 8)[-rows:]
+    assert_same(make(layers=1), position, 208, programs=60)
 
 
 def around(*edges: int) -> list[int]:
