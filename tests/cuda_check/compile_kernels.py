@@ -200,6 +200,8 @@ def check(case: Case, chosen: list[tuple]) -> list[tuple[str, list[str]]]:
         wrong = ["registers are spilled"] if usage["spilled"] else []
         if usage["shared"] > TARGETS[case.target][1] * 1024:
             wrong.append(f"a block has {TARGETS[case.target][1]} KiB of shared memory")
+        if case.target >= 90 and key[0] != "begin" and not launch[2].get("launch_pdl"):
+            wrong.append("it is not started early")
         if case.target >= 90 and (reason := wrong_order(key[0], case.rows == 1, ptx)):
             wrong.append(reason)
         line = f"sm_{case.target} {case.shape} {case.weights} rows {case.rows} {key[0]}"

@@ -267,7 +267,6 @@ class TritonDecoder:
             *(token, position, offset, table.weight.detach(), self._scale_of(table)),
             *(model.inv_freq(self._device), x, self._cos, self._sin, rows, S),
             *(max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.ROTARY // 2)),
-            **S.launch,
         )
         for layer, cache in zip(self._layers, kv_cache, strict=True):
             mixer, (*made, out) = KERNELS[layer.kind], MIXERS[layer.kind][1]
@@ -333,7 +332,7 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
         *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
         *(at.S, splits, max(16, group), lines),
-        **registers(168 if at.S.HD < 512 else 255),
+        **registers(168 if at.S.HD < 512 and at.S.DT.primitive_bitwidth == 16 else 255),
         num_warps=4,
         **at.S.launch,
     )

@@ -68,7 +68,7 @@ class Sizes:
 
     @property
     def launch(self) -> dict[str, bool]:
-        """Options of every launch."""
+        """Options of every launch but the first, which comes after what others have launched."""
         return {"launch_pdl": True} if self.EARLY else {}
 
     @property
