@@ -26,6 +26,7 @@ typedef __m512i word;
 #define DOT(d, code, more, in, next, bits) (vec)_mm512_dpbusd_epi32( \
     _mm512_dpbusd_epi32((__m512i)(d), (__m512i)(code), in), (__m512i)(more), next)
 #define TOTAL(d, bits) (ivec)(d)
+#define DOT_ONE(d, code, in) (vec)_mm512_dpbusd_epi32((__m512i)(d), (__m512i)(code), in)
 #elif defined(__AVX2__)
 #define SIGNED_CODES 1
 typedef __m256i dots;
@@ -41,6 +42,7 @@ INLINE dots DOT(dots d, uvec code, uvec more, word in, word next, int bits) {
         return _mm256_add_epi16(_mm256_add_epi16(d, TIMES(code, in)), TIMES(more, next));
     return _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_add_epi16(TIMES(code, in), TIMES(more, next)), ONES));
 }
+#define DOT_ONE(d, code, in) _mm256_add_epi16(d, TIMES(code, in))
 #define TOTAL(d, bits) (ivec)((bits) == 4 ? _mm256_madd_epi16(d, ONES) : (d))
 #else
 #define SIGNED_CODES 1
@@ -56,8 +58,8 @@ INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
 #define DOT(d, code, more, in, next, bits) add_bytes(add_bytes(d, (ivec)(code), in), (ivec)(more), next)
 #define TOTAL(d, bits) (d)
 #endif
-#if defined(__AVX2__) && LANES == 8
-#define HOLD(x) __asm__ volatile("" : "+x"(x)); /* one row after the other: else GCC 12 runs out of registers */
+#if defined(__AVX2__)
+#define HOLD(x) __asm__ volatile("" : "+v"(x)); /* one row after the other: else GCC 12 runs out of registers */
 #else
 #define HOLD(x)
 #endif
@@ -189,11 +191,23 @@ static __attribute__((noinline)) void widen(const Matrix *m, const uint32_t *w, 
 INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
     int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
     if (first) EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = (vec){0};
-    for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += BLOCK_OF_WORDS, scales += 2 * groups * PANEL)
+    for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += stride, scales += 2 * groups * PANEL)
         for (int g = 0, q = 0; g < groups; g++) {
             dots dot[12][2][2];
             EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
             for (int end = q + quarters; q < end; q++) EACH(u, 2) {
+                if (wide && bits == 4) {
+                    EACH(h, 2) {
+                        const uvec *own = (const uvec *)(w + (4 * q + 2 * u + h) * PANEL);
+                        uvec low = own[0], high = own[1];
+                        EACH(r, rows) {
+                            word in = LOAD_WORD(x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u + h);
+                            dot[r][0][0] = DOT_ONE(dot[r][0][0], low, in), dot[r][0][1] = DOT_ONE(dot[r][0][1], high, in);
+                            HOLD(dot[r][0][0]) HOLD(dot[r][0][1])
+                        }
+                    }
+                    continue;
+                }
                 uvec code[2][2], more[2][2];
                 EACH(s, streams) EACH(p, 2) {
                     const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
@@ -203,14 +217,14 @@ INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
                         __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
                 }
                 EACH(r, rows) {
-                    const uint32_t *in = x + r * stride + 8 + 4 * q + 2 * u;
+                    const uint32_t *in = x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u;
                     word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
                     EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(dot[r][s][p], code[s][p], more[s][p], four, next, bits);
                     EACH(s, streams) { HOLD(dot[r][s][0]) HOLD(dot[r][s][1]) }
                 }
             }
             EACH(r, rows) {
-                const float *in = (const float *)(x + r * stride);
+                const float *in = (const float *)(x + r * BLOCK_OF_WORDS);
                 vec scale = all(in[(q - 1) / 2]), sum = all(in[(groups == 2 ? 2 : 4) + g]);
                 EACH(s, streams) EACH(p, 2) {
                     vec *to = (vec *)out + (r * streams + s) * 2 + p;
@@ -219,21 +233,22 @@ INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
                     *to = multiply_add(exact * own[0], scale, multiply_add(own[2 * groups], sum, *to));
                 }
             }
+            __asm__ volatile("" ::: "memory"); /* else GCC 12 keeps sums in a second place */
         }
 }
 /* The same of one panel of codes that are floats. */
 INLINE void meet_floats(CODED, int rows) {
     (void)apart, (void)groups;
     if (first) EACH(r, rows) EACH(p, 2) ((vec *)out)[2 * r + p] = (vec){0};
-    for (; blocks; blocks--, x += BLOCK_OF_WORDS, scales += 4 * PANEL)
+    for (; blocks; blocks--, x += stride, scales += 4 * PANEL)
         for (int g = 0; g < 2; g++) {
             vec sum[6][2] = {{{0}}};
             for (int j = 0; j < GROUP; j++, w += PANEL) EACH(r, rows) {
-                vec in = all(((const int8_t *)(x + r * stride + 8))[GROUP * g + j]);
+                vec in = all(((const int8_t *)(x + r * BLOCK_OF_WORDS + 8))[GROUP * g + j]);
                 EACH(p, 2) sum[r][p] = multiply_add(((const vec *)w)[p], in, sum[r][p]);
             }
             EACH(r, rows) EACH(p, 2) {
-                vec *to = (vec *)out + 2 * r + p, scale = all(((const float *)(x + r * stride))[g]);
+                vec *to = (vec *)out + 2 * r + p, scale = all(((const float *)(x + r * BLOCK_OF_WORDS))[g]);
                 *to = multiply_add(sum[r][p] * ((const vec *)(scales + g * PANEL))[p], scale, *to);
             }
         }
@@ -272,8 +287,8 @@ static const Coded wide_4[] = {0, EACH_ROWS(NAME_4)}, wide_6[] = {0, EACH_ROWS(N
 
 /* x (columns,) as the inputs of one token. */
 static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
-    uint32_t *row = in.x + token * in.stride;
-    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += BLOCK_OF_WORDS)
+    uint32_t *row = in.x + token * BLOCK_OF_WORDS;
+    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += in.tokens * BLOCK_OF_WORDS)
         for (int half = 0; half < 2; half++) {
             int64_t begin = from + half * GROUP, count = columns - begin;
             count = count < 0 ? 0 : count < GROUP ? count : GROUP;
@@ -326,7 +341,7 @@ static void product_of_panels(Matrix m, Inputs in, int64_t panel, int64_t apart,
         if (wide) widen(&m, w, here, widened), w = widened;
         for (int64_t r = 0, rows; r < count; r += most) {
             rows = count - r < most ? count - r : most;
-            kernels[rows - (streams > 1)](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride, w,
+            kernels[rows - (streams > 1)](in.x + (b * in.tokens + first + r) * BLOCK_OF_WORDS, in.tokens * BLOCK_OF_WORDS, w,
                                           apart * blocks * size, here, groups_of(&m), scales, b == 0, c + r * streams * PANEL);
         }
     }
