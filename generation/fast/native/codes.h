@@ -8,7 +8,8 @@
  * as a row has.
  *
  * Activations are bytes with one scale a group of 32. A block of them is 24 words: the two groups' scales; the scaled
- * sums of both, then of each of the four sixteens; and 16 words of bytes. What is summed within a group is exact. */
+ * sums of both, then of each of the four sixteens; and 16 words of bytes. A block of each token lies beside the other
+ * tokens'. What is summed within a group is exact. */
 #pragma once
 
 #define GROUP 32
@@ -89,21 +90,22 @@ INLINE void open_group(enum form form, int bits, int group, uvec word, uvec coar
     vec first = half(coarse & 0xffff), low = (vec)word;
     if (form == HALF_ZERO || form == HALF_LEAST) low = half(word & 0xffff);
     if (form == BF16_ZERO || form == BF16_LEAST) low = (vec)(word << 16);
-    if (form == SUPER) low = first * floats_of(own & 0xff);
-    if (form == SIXTEENTHS) low = first * floats_of((uvec)((ivec)(word << (24 - 8 * group)) >> 24));
-    if (form == HALVES) low = half(own & 0xffff);
-    if (form == EIGHTHS) low = (vec)(((own & 0x1ff) << 18) + (112u << 23));
-    *scale = low;
+    *least = (vec){0};
     switch (form) {
     case HALF_ZERO: case BF16_ZERO: *least = -(low * floats_of(word >> 16)); break;
     case HALF_LEAST: *least = half(word >> 16); break;
     case BF16_LEAST: *least = (vec)(word & 0xffff0000u); break;
     case FLOAT_ZERO: *least = low * all(-128); break;
-    case SUPER: *least = -(half(coarse >> 16) * floats_of(own >> 8 & 0xff)); break;
-    case EIGHTHS: *least = floats_of(own >> 9 & 0x7f) * (vec)((uvec)low + 0x7e800000u); break; /* low / -8 */
-    case HALVES: case SIXTEENTHS: *least = low * all(-(1 << (bits - 1))); break;
-    default: *least = (vec){0};
+    case SUPER: low = first * floats_of(own & 0xff), *least = -(half(coarse >> 16) * floats_of(own >> 8 & 0xff)); break;
+    case SIXTEENTHS: low = first * floats_of((uvec)((ivec)(word << (24 - 8 * group)) >> 24)); break;
+    case HALVES: low = half(own & 0xffff); break;
+    case EIGHTHS:
+        low = (vec)(((own & 0x1ff) << 18) + (112u << 23));
+        *least = floats_of(own >> 9 & 0x7f) * (vec)((uvec)low + 0x7e800000u); /* low / -8 */
+    default: break;
     }
+    *scale = low;
+    if (form == HALVES || form == SIXTEENTHS) *least = low * all(-(1 << (bits - 1)));
     if (SIGNED_CODES && bits == 8 && form != FP8) *least += low * all(128);
 }
 
@@ -188,6 +190,7 @@ static __attribute__((noinline)) void widen(const Matrix *m, const uint32_t *w, 
         const float *scales, const uint32_t *words, const uint32_t *coarse, int first, float *out
 /* What the products of a group add to a sum: its scale and what code 0 stands for, and the row's block. */
 INLINE vec add_group(vec sum, dots dot, int bits, vec scale, vec least, const uint32_t *x, int groups, int g) {
+    (void)bits;
     const float *in = (const float *)x;
     vec exact = __builtin_convertvector(TOTAL(dot, bits), vec);
     sum = multiply_add(least, all(in[(groups == 2 ? 2 : 4) + g]), sum);
@@ -195,55 +198,46 @@ INLINE vec add_group(vec sum, dots dot, int bits, vec scale, vec least, const ui
 }
 
 /* Few rows meet codes as they lie. With a `form`, words are opened where they are needed. */
-INLINE void meet_few_group(CODED, vec *sums, int g, enum form form, int bits, int rows, int streams) {
-    (void)stride, (void)blocks, (void)first, (void)out;
-    dots dot[3][2][2];
-    EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
-    for (int q = g * 4 / groups; q < (g + 1) * 4 / groups; q++) EACH(u, 2) {
-        uvec code[2][2], more[2][2];
-        EACH(s, streams) EACH(p, 2) {
-            const uint32_t *own = w + s * apart + p * LANES;
-            open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
-            for (int i = u; (LANES == 16 || !p) && i < bits / 2; i += 2) /* each line once */
-                __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
-        }
-        EACH(r, rows) {
-            const uint32_t *in = x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u;
-            word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
-            EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(dot[r][s][p], code[s][p], more[s][p], four, next, bits);
-            EACH(s, streams) { HOLD(dot[r][s][0]) HOLD(dot[r][s][1]) }
-        }
-    }
-    EACH(s, streams) EACH(p, 2) {
-        const vec *own = (const vec *)(scales + (s * OPENED * 8 + g) * PANEL) + p;
-        const uvec *word = (const uvec *)(words + s * (apart / (2 * bits))) + p;
-        const uvec *rough = (const uvec *)(coarse + s * (apart / (8 * bits))) + p;
-        vec scale, least;
-        if (form) open_group(form, bits, g, *word, *rough, &scale, &least);
-        else scale = own[0], least = own[2 * groups];
-        EACH(r, rows) {
-            vec *sum = sums + (r * streams + s) * 2 + p;
-            *sum = add_group(*sum, dot[r][s][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
-        }
-    }
-}
 INLINE void meet_few(CODED, enum form form, int bits, int rows, int streams) {
-    vec sums[6];
-    EACH(i, 2 * rows * streams) sums[i] = first ? (vec){0} : ((const vec *)out)[i];
-    for (int64_t b = 0; b < blocks; b++, w += 2 * bits * PANEL, x += stride) {
-        #define GROUPS(count) EACH(g, count) \
-            meet_few_group(x, 0, w, apart, 0, count, scales, words, coarse, 0, out, sums, g, form, bits, rows, streams);
-        if (form == SIXTEENTHS || (!form && groups == 4)) GROUPS(4)
-        else GROUPS(2)
-        if (!form) scales += 2 * groups * PANEL;
-        else EACH(s, streams) EACH(i, PANEL / 16) __builtin_prefetch(words + s * (apart / (2 * bits)) + OPENED * PANEL + i * 16);
-        if (form) words += PANEL, coarse += b % 4 == 3 ? PANEL : 0;
-    }
-    EACH(i, 2 * rows * streams) ((vec *)out)[i] = sums[i];
+    vec sums[3][2][2];
+    groups = form == SIXTEENTHS ? 4 : 2;
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) sums[r][s][p] = first ? (vec){0} : ((vec *)out)[(r * streams + s) * 2 + p];
+    for (int64_t b = 0; b < blocks; b++, w += 2 * bits * PANEL, x += stride, scales += 4 * PANEL, words += PANEL)
+        EACH(g, groups) {
+            dots dot[3][2][2];
+            EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
+            for (int q = g * 4 / groups; q < (g + 1) * 4 / groups; q++) EACH(u, 2) {
+                uvec code[2][2], more[2][2];
+                EACH(s, streams) EACH(p, 2) {
+                    const uint32_t *own = w + s * apart + p * LANES;
+                    open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
+                    for (int i = u; (LANES == 16 || !p) && i < bits / 2; i += 2) /* each line once */
+                        __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
+                }
+                EACH(r, rows) {
+                    const uint32_t *in = x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u;
+                    word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
+                    EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(dot[r][s][p], code[s][p], more[s][p], four, next, bits);
+                    EACH(s, streams) { HOLD(dot[r][s][0]) HOLD(dot[r][s][1]) }
+                }
+            }
+            EACH(s, streams) EACH(p, 2) {
+                const uvec *word = (const uvec *)(words + s * (apart / (2 * bits))) + p;
+                const uvec *rough = (const uvec *)(coarse + s * (apart / (8 * bits)) + b / 4 * PANEL) + p;
+                const vec *opened = (const vec *)(scales + (s * OPENED * 8 + g) * PANEL) + p;
+                vec scale, least;
+                if (form) open_group(form, bits, g, *word, *rough, &scale, &least);
+                else scale = opened[0], least = opened[4];
+                if (form && !p) __builtin_prefetch((const uint32_t *)word + OPENED * PANEL + g * 16);
+                EACH(r, rows)
+                    sums[r][s][p] = add_group(sums[r][s][p], dot[r][s][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
+            }
+        }
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = sums[r][s][p];
 }
 
 /* Many rows meet one panel's codes as bytes. */
-INLINE void meet_wide(CODED, int bits, int wide, int rows) {
+INLINE void meet_wide(CODED, int bits, int rows) {
     (void)apart, (void)words, (void)coarse;
     int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
     if (first) EACH(r, rows) EACH(p, 2) ((vec *)out)[2 * r + p] = (vec){0};
@@ -255,7 +249,7 @@ INLINE void meet_wide(CODED, int bits, int wide, int rows) {
                 uvec code[2], more[2];
                 EACH(p, 2) {
                     const uvec *own = (const uvec *)(w + (4 * q + 2 * u) * PANEL) + p;
-                    if (wide) code[p] = own[0], more[p] = own[2];
+                    if (bits < 8) code[p] = own[0], more[p] = own[2];
                     else open_codes(w + p * LANES, 8, q, u, &code[p], &more[p]);
                 }
                 EACH(r, rows) {
@@ -267,15 +261,14 @@ INLINE void meet_wide(CODED, int bits, int wide, int rows) {
             }
             EACH(p, 2) {
                 const vec *own = (const vec *)(scales + g * PANEL) + p;
-                vec scale = own[0], least = own[2 * groups];
-                EACH(r, rows) {
-                    vec *sum = (vec *)out + 2 * r + p;
-                    *sum = add_group(*sum, dot[r][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
-                }
+                vec scale = own[0], least = own[2 * groups], *sum = (vec *)out + p;
+                EACH(r, rows)
+                    sum[2 * r] = add_group(sum[2 * r], dot[r][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
             }
             __asm__ volatile("" ::: "memory"); /* else GCC 12 keeps sums in a second place */
         }
 }
+
 /* The same of one panel of codes that are floats. */
 INLINE void meet_floats(CODED, int rows) {
     (void)apart, (void)groups, (void)words, (void)coarse;
@@ -304,11 +297,9 @@ typedef void (*Coded)(CODED);
 #define NAME_FEW(name) {name##_0, name##_1, name##_2, name##_3}
 FEW(few_4, 0, 4) FEW(few_5, 0, 5) FEW(few_6, 0, 6) FEW(few_8, 0, 8)
 FEW(eighths, EIGHTHS, 4) FEW(halves, HALVES, 4) FEW(super, SUPER, 4) FEW(sixteenths, SIXTEENTHS, 6)
-static const Coded few_rows[][4] = {NAME_FEW(few_4), NAME_FEW(few_5), NAME_FEW(few_6), {0}, NAME_FEW(few_8)}; /* by bits - 4 */
-/* The commonest forms, with the bits that most files have then. */
-static const Coded few_of_form[][4] = {[EIGHTHS] = NAME_FEW(eighths), [HALVES] = NAME_FEW(halves), [SUPER] = NAME_FEW(super),
-                                       [SIXTEENTHS] = NAME_FEW(sixteenths)};
-static const int64_t usual_bits[] = {[EIGHTHS] = 4, [HALVES] = 4, [SUPER] = 4, [SIXTEENTHS] = 6};
+static const Coded few_rows[][9][4] = { /* by forms, the commonest ones, and bits; 0: any other */
+    {[4] = NAME_FEW(few_4), NAME_FEW(few_5), NAME_FEW(few_6), [8] = NAME_FEW(few_8)}, [EIGHTHS][4] = NAME_FEW(eighths),
+    [HALVES][4] = NAME_FEW(halves), [SUPER][4] = NAME_FEW(super), [SIXTEENTHS][6] = NAME_FEW(sixteenths)};
 #define MOST_FEW 3
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #if LANES == 16
@@ -316,9 +307,9 @@ static const int64_t usual_bits[] = {[EIGHTHS] = 4, [HALVES] = 4, [SUPER] = 4, [
 #else
 #define EACH_ROWS TO_6
 #endif
-#define WIDE_4(R) KERNEL(wide_4_##R, meet_wide, 4, 1, R)
-#define WIDE_6(R) KERNEL(wide_6_##R, meet_wide, 6, 1, R)
-#define BYTES(R) KERNEL(bytes_##R, meet_wide, 8, 0, R)
+#define WIDE_4(R) KERNEL(wide_4_##R, meet_wide, 4, R)
+#define WIDE_6(R) KERNEL(wide_6_##R, meet_wide, 6, R)
+#define BYTES(R) KERNEL(bytes_##R, meet_wide, 8, R)
 #define FLOATS(R) KERNEL(floats_##R, meet_floats, R)
 EACH_ROWS(WIDE_4) EACH_ROWS(WIDE_6) EACH_ROWS(BYTES) TO_6(FLOATS)
 #define NAME_4(R) wide_4_##R,
@@ -377,10 +368,11 @@ static void product_of_panels(Matrix m, Inputs in, int64_t panel, int64_t apart,
     uint32_t widened[OPENED * 64 * PANEL] __attribute__((aligned(64)));
     int64_t blocks = blocks_of(&m), size = 2 * m.bits * PANEL, most = m.form == FP8 ? 6 : MOST_ROWS;
     int few = m.form != FP8 && count <= MOST_FEW, wide = !few && (m.form == FP8 || m.bits < 8);
-    int known = few && m.bits == usual_bits[m.form];
-    const Coded *kernels = m.form == FP8 ? floats : known ? few_of_form[m.form] : few ? few_rows[m.bits - 4]
+    int known = few && few_rows[m.form][m.bits][0];
+    const Coded *kernels = m.form == FP8 ? floats : few ? few_rows[known ? m.form : 0][m.bits]
                          : m.bits == 4 ? wide_4 : wide ? wide_6 : bytes;
-    const uint32_t *words = m.words + panel * blocks * PANEL, *coarse = m.coarse ? m.coarse + panel * (blocks / 4) * PANEL : words;
+    const uint32_t *words = m.words + panel * blocks * PANEL;
+    const uint32_t *coarse = m.coarse ? m.coarse + panel * (blocks / 4) * PANEL : words;
     int64_t length = known ? blocks : OPENED;
     for (int64_t b = 0; b < blocks; b += length) {
         int64_t here = blocks - b < length ? blocks - b : length;
