@@ -13,8 +13,7 @@
 #pragma once
 
 #define GROUP 32
-#define OPENED 4          /* blocks whose groups are opened at a time */
-#define AHEAD (8 * PANEL) /* how far before their use codes are asked for: memory waits for nothing else then */
+#define OPENED 4 /* blocks whose groups are opened at a time */
 enum form { HALF_ZERO = 1, HALF_LEAST, BF16_ZERO, BF16_LEAST, FLOAT_ZERO, SUPER, SIXTEENTHS, FP8, HALVES, EIGHTHS };
 
 /* DOT: the products of four codes of each lane with four bytes, and of four more with `next`, added to sums, which TOTAL
