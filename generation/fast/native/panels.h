@@ -22,6 +22,7 @@
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
 #define BLOCK_ROWS 96           /* rows of activations that meet a panel in turn */
 #define MOST_STREAMS 6          /* panels that a kernel reads at once */
+#define AHEAD 512 /* words from what few rows meet to what they will: a processor itself looks no further than a page */
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #if WEIGHT_BITS == 8 && defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define DOT_BYTES 1
@@ -165,6 +166,7 @@ INLINE void meet_panels(OPERANDS, int rows, int streams) {
         sum[r][s][p] = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
     for (int64_t k = 0; k < units; k++, w += PANEL) {
         piece weight[MOST_STREAMS][PIECES];
+        if (rows <= 2) EACH(s, streams) EACH(i, PANEL / 16) __builtin_prefetch(w + s * apart + AHEAD + i * 16);
         EACH(s, streams) EACH(p, PIECES) weight[s][p] = LOAD_PIECE(w + s * apart, p);
         EACH(r, rows) {
             factor in = LOAD_FACTOR(x + r * stride + k * WORDS);
@@ -402,8 +404,7 @@ INLINE void put(Output out, int64_t at, vec low, vec high, int64_t left) {
 }
 
 /* Totals of one token, its halves `half` apart, become outputs: a vector of them from `column` on, or a panel. */
-INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
-                                                               const total *c, int64_t half) {
+INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column, const total *c, int64_t half) {
 #if defined(DOT_BYTES)
     ivec high = *(const ivec *)c - (*(const ivec *)(m.sum + column) << 7);
     vec value = __builtin_convertvector(high, vec);
@@ -421,8 +422,7 @@ INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
     if (m.bias) value += load_f32(m.bias + column);
     return value;
 }
-INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
-                                                         const total *c, int64_t half, Output out) {
+INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel, const total *c, int64_t half, Output out) {
     int64_t column = panel * PANEL;
     vec low = finish_vector(m, in, token, column, c, half);
     vec high = finish_vector(m, in, token, column + LANES, c + LANES, half);
