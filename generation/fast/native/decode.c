@@ -11,7 +11,7 @@
 #include "mix_convolution.h"
 #include "mix_delta.h"
 
-/* In the order of `CODED` in step.py. */
+/* In the order of `_MIXERS` in step.py. */
 static const Mixer mixers[] = {ATTENTION, CONVOLUTION, DELTA};
 
 static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *base, Scratch *s) {
@@ -113,12 +113,12 @@ static Inputs norm_inputs(const Work *w, const float *norm) {
     return in;
 }
 
-/* added = W x of every token, x (T, columns). 0 if this thread is no longer needed. */
-static int add_product(Work *w, Matrix m, const float *x) {
+/* y = W x of every token, x (T, columns). 0 if this thread is no longer needed. */
+static int multiply(Work *w, Matrix m, const float *x, float *y) {
     Inputs in = inputs_at(w->room, w->t->count, m.columns, PRECISE_HALVES);
     set_inputs(in, w->mine, w->end, x, m.columns);
     if (!meet_unless_alone(w)) return 0;
-    make(w, m, in, w->s->added);
+    make(w, m, in, y);
     return meet(w);
 }
 
@@ -137,7 +137,7 @@ static int feed_forward(Work *w, const Layer *layer, Inputs in) {
         share(w->me, n * inner, &from, &to);
         gated(s->gate, s->up, from, to, w->m->gelu);
     }
-    return meet(w) && add_product(w, layer->down, s->gate);
+    return meet(w) && multiply(w, layer->down, s->gate, s->added);
 }
 
 /* The tokens' own numbers for each layer: those that are given, and the normed product of their embedding. The scale of
@@ -145,11 +145,7 @@ static int feed_forward(Work *w, const Layer *layer, Inputs in) {
 static int make_owns(Work *w) {
     const Model *m = w->m;
     int64_t width = m->width, unit;
-    Inputs in = inputs_at(w->room, w->t->count, width, PRECISE_HALVES);
-    set_inputs(in, w->mine, w->end, w->x, width);
-    if (!meet_unless_alone(w)) return 0;
-    make(w, m->own_projection, in, w->s->owns);
-    if (!meet(w)) return 0;
+    if (!multiply(w, m->own_projection, w->x, w->s->owns)) return 0;
     while ((unit = next_unit(w->me, w->t->count * m->layers)) >= 0) {
         float *own = w->s->owns + unit * m->own;
         const float *other = given(m, w->t, unit / m->layers, width + unit % m->layers * m->own);
@@ -161,21 +157,12 @@ static int make_owns(Work *w) {
 
 /* added = projection(gelu(gate(x)) * own numbers for layer `l`). 0 if this thread is no longer needed. */
 static int add_owns(Work *w, const Layer *layer, int64_t l) {
-    int64_t own = w->m->own, n = w->t->count, width = w->m->width;
-    Inputs in = inputs_at(w->room, n, width, PRECISE_HALVES);
-    set_inputs(in, w->mine, w->end, w->x, width);
-    if (!meet_unless_alone(w)) return 0;
-    make(w, layer->own_gate, in, w->s->gate);
-    if (!meet(w)) return 0;
-    in = inputs_at(w->room, n, own, PRECISE_HALVES);
-    for (int64_t i = w->mine; i < w->end; i++) {
-        memcpy(w->normed, w->s->gate + i * own, own * sizeof(float));
-        gated(w->normed, w->s->owns + (i * w->m->layers + l) * own, 0, own, 1);
-        set_input(in, i, w->normed, own);
-    }
-    if (!meet_unless_alone(w)) return 0;
-    make(w, layer->own_projection, in, w->s->added);
-    return meet(w);
+    const Scratch *s = w->s;
+    int64_t own = w->m->own, i;
+    if (!multiply(w, layer->own_gate, w->x, s->gate)) return 0;
+    while ((i = next_unit(w->me, w->t->count)) >= 0)
+        gated(s->gate + i * own, s->owns + (i * w->m->layers + l) * own, 0, own, 1);
+    return meet(w) && multiply(w, layer->own_projection, s->gate, s->added);
 }
 
 /* What each thread does of a pass. */
@@ -204,7 +191,7 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
         Inputs in = norm_inputs(&w, layer->input_norm);
         if (!meet_unless_alone(&w)) return;
         const float *mixed = mixers[layer->kind].mix(&w, layer->mixer, in);
-        if (!mixed || !add_product(&w, layer->o, mixed)) return;
+        if (!mixed || !multiply(&w, layer->o, mixed, s->added)) return;
         add_to_x(&w, layer->mixed_norm, 1);
         in = norm_inputs(&w, layer->mlp_norm);
         if (!meet_unless_alone(&w) || !feed_forward(&w, layer, in)) return;

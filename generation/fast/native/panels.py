@@ -34,6 +34,7 @@ from generation.fast.quantized import (
     pack_layer,
     replace_layers,
 )
+from generation.kv_cache import round_up
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
@@ -234,10 +235,14 @@ def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
     """A table in rows, in the type that it is stored in, or rounded to four bits: it is no matrix, and a few
     rows are read. In a panel the units of a row lie far apart."""
     if bits == 4:
-        parts = [PanelEmbedding(rows, bits=4) for rows in layer.weight.detach().split(_SUMMED)]
-        weight = torch.cat([part.rows(layer.weight.device) for part in parts])
-        scale = torch.cat([part.scale[: part.out_features] for part in parts if part.scale is not None])
-        return PackedEmbedding(weight, scale, torch.float32, layer.weight.shape[1])
+        numbers, (count, columns) = layer.weight.detach(), layer.weight.shape
+        weight = torch.empty(count, round_up(-(-columns // 64) * 9, 4), dtype=torch.int32)
+        scale = torch.empty(count)
+        for rows, units, own in zip(*(one.split(_SUMMED) for one in (numbers, weight, scale)), strict=True):
+            part = PanelEmbedding(rows, bits=4)
+            units.copy_(part.rows(weight.device))
+            own.copy_(part.scale[: len(rows)])  # type: ignore[index]
+        return PackedEmbedding(weight, scale, torch.float32, columns)
     if isinstance(layer, CodedEmbedding):
         layer.dtype = torch.float32
     elif isinstance(layer, nn.Embedding) and layer.weight.dtype != torch.float32:
