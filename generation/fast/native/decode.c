@@ -113,12 +113,12 @@ static Inputs norm_inputs(const Work *w, const float *norm) {
     return in;
 }
 
-/* y = W x of every token, x (T, columns). 0 if this thread is no longer needed. */
-static int multiply(Work *w, Matrix m, const float *x, float *y) {
+/* added = W x of every token, x (T, columns). 0 if this thread is no longer needed. */
+static int add_product(Work *w, Matrix m, const float *x) {
     Inputs in = inputs_at(w->room, w->t->count, m.columns, PRECISE_HALVES);
     set_inputs(in, w->mine, w->end, x, m.columns);
     if (!meet_unless_alone(w)) return 0;
-    make(w, m, in, y);
+    make(w, m, in, w->s->added);
     return meet(w);
 }
 
@@ -137,7 +137,7 @@ static int feed_forward(Work *w, const Layer *layer, Inputs in) {
         share(w->me, n * inner, &from, &to);
         gated(s->gate, s->up, from, to, w->m->gelu);
     }
-    return meet(w) && multiply(w, layer->down, s->gate, s->added);
+    return meet(w) && add_product(w, layer->down, s->gate);
 }
 
 /* The tokens' own numbers for each layer: those that are given, and the normed product of their embedding. The scale of
@@ -145,7 +145,11 @@ static int feed_forward(Work *w, const Layer *layer, Inputs in) {
 static int make_owns(Work *w) {
     const Model *m = w->m;
     int64_t width = m->width, unit;
-    if (!multiply(w, m->own_projection, w->x, w->s->owns)) return 0;
+    Inputs in = inputs_at(w->room, w->t->count, width, PRECISE_HALVES);
+    set_inputs(in, w->mine, w->end, w->x, width);
+    if (!meet_unless_alone(w)) return 0;
+    make(w, m->own_projection, in, w->s->owns);
+    if (!meet(w)) return 0;
     while ((unit = next_unit(w->me, w->t->count * m->layers)) >= 0) {
         float *own = w->s->owns + unit * m->own;
         const float *other = given(m, w->t, unit / m->layers, width + unit % m->layers * m->own);
@@ -157,12 +161,21 @@ static int make_owns(Work *w) {
 
 /* added = projection(gelu(gate(x)) * own numbers for layer `l`). 0 if this thread is no longer needed. */
 static int add_owns(Work *w, const Layer *layer, int64_t l) {
-    const Scratch *s = w->s;
-    int64_t own = w->m->own, i;
-    if (!multiply(w, layer->own_gate, w->x, s->gate)) return 0;
-    while ((i = next_unit(w->me, w->t->count)) >= 0)
-        gated(s->gate + i * own, s->owns + (i * w->m->layers + l) * own, 0, own, 1);
-    return meet(w) && multiply(w, layer->own_projection, s->gate, s->added);
+    int64_t own = w->m->own, n = w->t->count, width = w->m->width;
+    Inputs in = inputs_at(w->room, n, width, PRECISE_HALVES);
+    set_inputs(in, w->mine, w->end, w->x, width);
+    if (!meet_unless_alone(w)) return 0;
+    make(w, layer->own_gate, in, w->s->gate);
+    if (!meet(w)) return 0;
+    in = inputs_at(w->room, n, own, PRECISE_HALVES);
+    for (int64_t i = w->mine; i < w->end; i++) {
+        memcpy(w->normed, w->s->gate + i * own, own * sizeof(float));
+        gated(w->normed, w->s->owns + (i * w->m->layers + l) * own, 0, own, 1);
+        set_input(in, i, w->normed, own);
+    }
+    if (!meet_unless_alone(w)) return 0;
+    make(w, layer->own_projection, in, w->s->added);
+    return meet(w);
 }
 
 /* What each thread does of a pass. */
@@ -191,7 +204,7 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
         Inputs in = norm_inputs(&w, layer->input_norm);
         if (!meet_unless_alone(&w)) return;
         const float *mixed = mixers[layer->kind].mix(&w, layer->mixer, in);
-        if (!mixed || !multiply(&w, layer->o, mixed, s->added)) return;
+        if (!mixed || !add_product(&w, layer->o, mixed)) return;
         add_to_x(&w, layer->mixed_norm, 1);
         in = norm_inputs(&w, layer->mlp_norm);
         if (!meet_unless_alone(&w) || !feed_forward(&w, layer, in)) return;

@@ -38,7 +38,6 @@ from generation.fast.quantized import (
     pack_layer,
     replace_layers,
 )
-from generation.kv_cache import round_up
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
@@ -57,22 +56,18 @@ def load_panels(weight_bits: int) -> ctypes.CDLL:
 
 class Memory:
     """Memory of weights in pages of 2 MB, where the system has them: a processor finds its way in few large
-    pages sooner than in many small ones. Small matrices share a chunk, which stays while any of them does."""
-
-    CHUNK = 2**25  # bytes
+    pages sooner than in many small ones. Small matrices share 32 MB, which stay while any of them does."""
 
     def __init__(self) -> None:
         self._lock, self._chunk, self._used = Lock(), mmap.mmap(-1, 1), 1
 
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor whose numbers are not set; it begins at a line of the cache."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
+        count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
         with self._lock:
             begin = -(-self._used // 64) * 64
             if begin + size > len(self._chunk):
-                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                self._chunk, begin = mmap.mmap(-1, max(size, self.CHUNK), flags=private), 0
+                self._chunk, begin = mmap.mmap(-1, max(size, 2**25), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
                 with suppress(AttributeError, OSError):  # a system that has no such pages
                     self._chunk.madvise(mmap.MADV_HUGEPAGE)
             self._used = begin + size
@@ -267,14 +262,10 @@ def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
     """A table in rows, in the type that it is stored in, or rounded to four bits: it is no matrix, and a few
     rows are read. In a panel the units of a row lie far apart."""
     if bits == 4:
-        numbers, (count, columns) = layer.weight.detach(), layer.weight.shape
-        weight = torch.empty(count, round_up(-(-columns // 64) * 9, 4), dtype=torch.int32)
-        scale = torch.empty(count)
-        for rows, units, own in zip(*(one.split(_SUMMED) for one in (numbers, weight, scale)), strict=True):
-            part = PanelEmbedding(rows, bits=4)
-            units.copy_(part.rows(weight.device))
-            own.copy_(part.scale[: len(rows)])  # type: ignore[index]
-        return PackedEmbedding(weight, scale, torch.float32, columns)
+        parts = [PanelEmbedding(rows, bits=4) for rows in layer.weight.detach().split(_SUMMED)]
+        weight = torch.cat([part.rows(layer.weight.device) for part in parts])
+        scale = torch.cat([part.scale[: part.out_features] for part in parts if part.scale is not None])
+        return PackedEmbedding(weight, scale, torch.float32, layer.weight.shape[1])
     if isinstance(layer, CodedEmbedding):
         layer.dtype = torch.float32
     elif isinstance(layer, nn.Embedding) and layer.weight.dtype != torch.float32:
