@@ -256,6 +256,7 @@ class TritonDecoder:
         warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
+        added = registers(128) if S.BITS == 32 else {}
         x, h = self._x, self._h
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
@@ -269,7 +270,9 @@ class TritonDecoder:
 
         def add_product(y: Tensor, parts: list[Tensor], bias: bool, width: int) -> None:
             tile = S.tile(width)
-            kernels.add_product[self._grid(S.D, tile[0])](y, *parts, x, rows, width, S, bias, *tile, **warps)
+            kernels.add_product[self._grid(S.D, tile[0])](
+                *(y, *parts, x, rows, width, S, bias, *tile), **(warps | added)
+            )
 
         table, head = model.embed_tokens, model.lm_head
         kernels.begin[(rows,)](
@@ -334,6 +337,7 @@ def _attention_heights(config) -> tuple[int, ...]:
 
 def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
     splits, key, group = decoder._splits(at.rows), cache["key"], decoder._group
+    wide = at.S.DT.primitive_bitwidth == 32
     lines = max(1, min(group, 8192 // (splits * decoder._width)))
     eps, scale = decoder.model.config.rms_norm_eps, 1 / math.sqrt(decoder._width)
     kernels.attend[(at.rows * decoder._kv * splits,)](
@@ -341,8 +345,8 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
         *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
         *(at.S, splits, max(16, group), lines),
-        **registers(168 if at.S.HD < 512 and at.S.DT.primitive_bitwidth == 16 else 255),
-        num_warps=4,
+        **registers(255 if at.S.HD == 512 or wide else 168),
+        num_warps=8 if wide and at.S.HD >= 128 else 4,
         **at.S.launch,
     )
 
