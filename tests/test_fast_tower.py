@@ -19,6 +19,7 @@ from generation.processors import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
+from models.gemma4_vision import Gemma4VisionConfig, Gemma4VisionTransformer
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
 from tests import test_internvl, tiny
@@ -64,7 +65,7 @@ def randomised(tower, seed: int):
     with torch.no_grad():
         for name, parameter in tower.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if parameter.dim() < 2:
                 parameter.copy_(0.2 * noise + ("norm" in name and name.endswith("weight")))
             else:
                 parameter.copy_(noise * 1.2 / parameter[0].numel() ** 0.5)
@@ -75,6 +76,8 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
     """Of one of the families, with widths, windows and taps as the seed has them."""
     draw = random.Random(seed)
     heads = draw.randint(2, 4)
+    if kind == "gemma4":
+        return gemma4_tower(draw, heads)
     sizes = (heads * draw.choice((20, 32, 72)), draw.randint(30, 150), draw.randint(1, 4), heads)
     family = {
         "table_side": draw.randint(2, 9),
@@ -88,6 +91,28 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
         family |= {"window": 2 * draw.randint(1, 5), "whole_layers": (sizes[2] - 1,)}
     config = PackedVisionConfig(*sizes, patch_size=draw.choice((3, 8)), **family)
     return randomised(PackedVisionTransformer(config).eval(), seed)
+
+
+def gemma4_tower(draw: random.Random, heads: int) -> Gemma4VisionTransformer:
+    config = Gemma4VisionConfig(
+        hidden_size=heads * draw.choice((4, 20, 32, 64, 72)),
+        intermediate_size=draw.randint(30, 150),
+        num_hidden_layers=draw.randint(1, 3),
+        num_attention_heads=heads,
+        patch_size=draw.choice((3, 8)),
+        merge_size=draw.randint(1, 3),
+        table_side=64,
+        clips=draw.random() < 0.7,
+        standardizes=draw.random() < 0.5,
+    )
+    tower = randomised(Gemma4VisionTransformer(config).eval(), draw.randint(0, 99))
+    for name, parameter in tower.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data *= 0.3  # scores are not divided by the width of a head
+        elif name.endswith(("_min", "_max")):  # now of three layers with the same inputs, now of each its own
+            sign = 1 if name.endswith("_max") else -1
+            parameter.data.fill_(sign * draw.choice((1.0, 1.5, 1.5, 1.5, torch.inf)))
+    return tower
 
 
 def images(tower, seed: int = 0) -> list[torch.Tensor]:
@@ -160,7 +185,7 @@ def test_tiles_that_end_within_a_patch_are_cropped_as_transformers_does(tmp_path
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl"))
+@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl", "gemma4"))
 def test_images_of_their_own_sizes(kind, precision):
     for seed in range(12):
         tower = packed_tower(kind, seed)
@@ -221,7 +246,7 @@ def test_other_machines(machine, monkeypatch):
     build.load_library.cache_clear()
     try:
         towers = [make_tower(shape) for shape in ("heads of 72", "odd widths")]
-        for tower in (*towers, *(packed_tower(kind, 3) for kind in KINDS)):
+        for tower in (*towers, *(packed_tower(kind, 3) for kind in (*KINDS, "gemma4"))):
             pixels = tiles(tower) if tower in towers else images(tower)
             expected = tower(pixels)
             size = 1 if tower in towers else 2 * expected.std()
@@ -234,12 +259,13 @@ def test_other_machines(machine, monkeypatch):
         build.load_library.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ("tiles", *KINDS))
+@pytest.mark.parametrize("kind", ("tiles", *KINDS, "gemma4"))
 def test_no_second_copy_of_the_weights(kind):
     tower = make_tower("heads of 64") if kind == "tiles" else packed_tower(kind, 3)
     native = in_c(tower, "float32")
     panel = native._panel  # rows of a panel, which are as many as the processor's registers hold
-    weights = sum((len(one) + -len(one) % panel) * one[0].nbytes for one in tower.parameters())
+    rows = [torch.atleast_1d(one) for one in tower.parameters()]
+    weights = sum((len(one) + -len(one) % panel) * one[0].nbytes for one in rows)
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*native.parameters(), *native.buffers())}
     assert sum(kept.values()) <= 1.05 * weights
 
