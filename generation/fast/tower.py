@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import attrgetter
 from threading import Lock
 from typing import Any
 
@@ -35,6 +36,20 @@ from generation.fast.network import GEMMA4_TOWER, PACKED_TOWER, TOWER, full_name
 from generation.fast.quantized import quantize_rows
 
 KEPT_FLOATS = 33_554_432  # of scratch, 128 MiB: what a larger image takes is given back
+_CURVES = {"gelu_pytorch_tanh": 1, "gelu": 2, "silu": 3}  # as activations.h numbers them
+# Where the parts of a layer are, by the fields of a `Block` in tower.c.
+_ATTENTION = {name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+_MLP = {"fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+_GATED_MLP = {"gate": "mlp.gate_proj", "fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
+_TILES = {"before_attention": "layer_norm1", "before_mlp": "layer_norm2"}
+_TILES |= {"attention_scale": "layer_scale1", "mlp_scale": "layer_scale2"}
+_PACKED = {"before_attention": "norm1", "before_mlp": "norm2"}
+_GEMMA4 = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj",
+    "gate": "gate_proj", "fc1": "up_proj", "fc2": "down_proj", "of_q": "q_norm", "of_k": "k_norm",
+    "before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
+    "before_mlp": "pre_feedforward_layernorm", "after_mlp": "post_feedforward_layernorm",
+}  # fmt: skip
 
 
 def unsupported(tower) -> str | None:
@@ -97,7 +112,6 @@ class FastTower(nn.Module):
 
     NAME = "native C tower"
     network = TOWER
-    curves = {"gelu_pytorch_tanh": 1, "gelu": 2, "silu": 3}  # as activations.h numbers them
     position_embedding: nn.Embedding
     patch_embedding: PatchPanels
 
@@ -119,12 +133,18 @@ class FastTower(nn.Module):
             structure("Block")(**self._fields(self._block(layer, index)))
             for index, layer in enumerate(tower.layers)
         ]
-        width, heads = self.config.hidden_size, self.config.num_attention_heads
         described = {
-            "layers": len(blocks), "width": width, "heads": heads, "inner": self.config.intermediate_size,
-            "outputs": 1, "axes": 1, "curve": 1, "scale": (width // heads) ** -0.5, "embedding": embedding.matrix,
+            "layers": len(blocks),
+            "width": (width := self.config.hidden_size),
+            "heads": (heads := self.config.num_attention_heads),
+            "inner": self.config.intermediate_size,
+            "outputs": 1,
+            "axes": 1,
+            "curve": _CURVES["gelu_pytorch_tanh"],
+            "scale": (width // heads) ** -0.5,
+            "embedding": embedding.matrix,
             "block": (structure("Block") * len(blocks))(*blocks),
-        }  # fmt: skip
+        }
         self._description = structure("Tower")(**described | self._fields(self._own(tower)))
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
@@ -137,22 +157,15 @@ class FastTower(nn.Module):
         return tower.patch_embedding
 
     def _block(self, layer, index: int) -> dict[str, Any]:
-        """The parts of a layer by the fields of a `Block`."""
-        return {
-            **_linears(layer.self_attn, q="q_proj", k="k_proj", v="v_proj", out="out_proj"),
-            **_linears(layer.mlp, fc1="fc1", fc2="fc2"),
-            "before_attention": layer.layer_norm1,
-            "before_mlp": layer.layer_norm2,
-            "attention_scale": layer.layer_scale1,
-            "mlp_scale": layer.layer_scale2,
-        }
+        """The parts of a layer, and numbers, by the fields of a `Block`."""
+        return _parts(layer, _ATTENTION | _MLP | _TILES)
 
     def _own(self, tower) -> dict[str, Any]:
         """The parts of a tower, and numbers, by the fields of a `Tower` that not all kinds have alike."""
         token, first = tower.class_token, self.position_embedding.weight[0]
         return {
             "class_row": token if token is None else token[0] + first,
-            "curve": self.curves[self.config.hidden_act],
+            "curve": _CURVES[self.config.hidden_act],
             "eps": self.config.layer_norm_eps,
             "last": tower.post_layernorm,
         }
@@ -232,21 +245,16 @@ class FastPackedTower(FastTower):
     network = PACKED_TOWER
 
     def _block(self, layer, index: int) -> dict[str, Any]:
-        config, names = self.config, {"fc1": "fc1", "fc2": "fc2"}
-        if config.gated_mlp:
-            names = _GATED
+        config = self.config
         return {
-            **_linears(layer.self_attn, q="q_proj", k="k_proj", v="v_proj", out="out_proj"),
-            **_linears(layer.mlp, **names),
-            "before_attention": layer.norm1,
-            "before_mlp": layer.norm2,
+            **_parts(layer, _ATTENTION | _PACKED | (_GATED_MLP if config.gated_mlp else _MLP)),
             "windowed": bool(config.window) and index not in config.whole_layers,
             "tapped": index in config.taps,
         }
 
     def _own(self, tower) -> dict[str, Any]:
         self._arrange, config = tower.arrange, self.config
-        curve = self.curves["silu" if config.gated_mlp else "gelu_pytorch_tanh"]
+        curve = _CURVES["silu" if config.gated_mlp else "gelu_pytorch_tanh"]
         return {"eps": config.norm_eps, "outputs": len(config.taps) + 1, "curve": curve, "last": tower.norm}
 
     @torch.no_grad()
@@ -284,17 +292,8 @@ class FastGemma4Tower(FastPackedTower):
         return tower.input_proj
 
     def _block(self, layer, index: int) -> dict[str, Any]:
-        ones = torch.ones(layer.head_dim)
-        return {
-            **_linears(layer, q="q_proj", k="k_proj", v="v_proj", out="o_proj", **_GATED),
-            "before_attention": layer.input_layernorm,
-            "before_mlp": layer.pre_feedforward_layernorm,
-            "of_q": layer.q_norm,
-            "of_k": layer.k_norm,
-            "of_v": structure("Norm")(self._field(ones)),
-            "after_attention": layer.post_attention_layernorm,
-            "after_mlp": layer.post_feedforward_layernorm,
-        }
+        ones = self._field(torch.ones(layer.head_dim))
+        return {**_parts(layer, _GEMMA4), "of_v": structure("Norm")(ones)}
 
     def _own(self, tower) -> dict[str, Any]:
         self._arrange, self._pool = tower.arrange, tower.pool
@@ -312,8 +311,5 @@ class FastGemma4Tower(FastPackedTower):
         return torch.cat([self._pool(encode([image])[:, 0]) for image in images])
 
 
-_GATED = {"gate": "gate_proj", "fc1": "up_proj", "fc2": "down_proj"}
-
-
-def _linears(owner: nn.Module, **names: str) -> dict[str, nn.Module]:
-    return {field: getattr(owner, name) for field, name in names.items()}
+def _parts(layer: nn.Module, paths: dict[str, str]) -> dict[str, Any]:
+    return {field: attrgetter(path)(layer) for field, path in paths.items()}
