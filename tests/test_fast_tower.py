@@ -22,7 +22,7 @@ from models.checkpoints.save import stored_tensors
 from models.gemma4_vision import Gemma4VisionConfig, Gemma4VisionTransformer
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
-from tests import test_internvl, tiny
+from tests import gemma4_checkpoints, test_internvl, tiny
 from tests.qwen_checkpoints import KINDS, save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -207,15 +207,21 @@ def test_images_of_their_own_sizes(kind, precision):
 @pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "gemma4"))
 def test_a_model_in_c_is_saved_as_it_was_loaded(kind, precision, tmp_path):
-    save_hf(kind, tmp_path)
+    if kind == "gemma4":
+        theirs = gemma4_checkpoints.save_hf(tmp_path, seed=0).model  # with clips
+    else:
+        save_hf(kind, tmp_path)
     model = VisionLanguageModel.from_pretrained(tmp_path, dtype=precision)
     before = {name: tensor.make().clone() for name, tensor in stored_tensors(model).items()}
     pixels = images(model.vision_model)
     expected = model.projector(model.vision_model([image.to(model.dtype) for image in pixels])).float()
     assert speed_up(model)[2] == FastTower.NAME
     features = model.projector(model.vision_model(pixels))
+    if kind == "gemma4" and precision == "float32":
+        given = gemma4_checkpoints.transformers_inputs(pixels, model.config.vision)
+        expected = torch.cat([*theirs.get_image_features(**given).pooler_output])
     check(features / expected.std(), expected / expected.std(), precision)
     after = {name: tensor.make() for name, tensor in stored_tensors(model).items()}
     assert after.keys() == before.keys()
