@@ -93,7 +93,7 @@ class Gemma4VisionTransformer(nn.Module):
     def __init__(self, config: Gemma4VisionConfig):
         super().__init__()
         self.config = config
-        self.input_proj = nn.Linear(
+        self.patch_embedding = nn.Linear(
             config.num_channels * config.patch_size**2, config.hidden_size, bias=False
         )
         self.position_embedding_table = nn.Parameter(torch.empty(2, config.table_side, config.hidden_size))
@@ -109,7 +109,7 @@ class Gemma4VisionTransformer(nn.Module):
     def encode(self, image: Tensor) -> Tensor:
         """(3, H, W) -> (its positions, D)."""
         given = self.arrange([image])
-        x = self.input_proj(given.patches) + given.places
+        x = self.patch_embedding(given.patches) + given.places
         for layer in self.layers:
             x = layer(x, given.rope)
         return self.pool(x)

@@ -123,16 +123,15 @@ class FastTower(nn.Module):
         self.library = load_library("tower.c", bits)
         self._panel = load_panels(bits).ocelli_panel()
         to_panels(tower)
-        embedding = self._embedding(tower, bits)
+        patches = tower.patch_embedding
+        if not isinstance(patches, PanelLinear):
+            tower.patch_embedding = PatchPanels(patches.weight, patches.bias, bits)
         for name, child in tower.named_children():
             self.add_module(name, child)
         for name, tensor in tower.named_parameters(recurse=False):
             self.register_parameter(name, tensor)
         self._kept: list[Tensor] = []  # tower.c points to these, so they must live as long as this object
-        blocks = [
-            structure("Block")(**self._fields(self._block(layer, index)))
-            for index, layer in enumerate(tower.layers)
-        ]
+        blocks = [structure("Block")(**self._block(layer, index)) for index, layer in enumerate(tower.layers)]
         described = {
             "layers": len(blocks),
             "width": (width := self.config.hidden_size),
@@ -142,36 +141,31 @@ class FastTower(nn.Module):
             "axes": 1,
             "curve": _CURVES["gelu_pytorch_tanh"],
             "scale": (width // heads) ** -0.5,
-            "embedding": embedding.matrix,
+            "embedding": tower.patch_embedding.matrix,
             "block": (structure("Block") * len(blocks))(*blocks),
         }
-        self._description = structure("Tower")(**described | self._fields(self._own(tower)))
+        self._description = structure("Tower")(**described | self._own(tower))
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
         self._lock = Lock()
 
-    def _embedding(self, tower, bits: int) -> PanelLinear:
-        """The linear layer of patches, put into the tower."""
-        patches = tower.patch_embedding
-        tower.patch_embedding = PatchPanels(patches.weight, patches.bias, bits)
-        return tower.patch_embedding
-
     def _block(self, layer, index: int) -> dict[str, Any]:
-        """The parts of a layer, and numbers, by the fields of a `Block`."""
-        return _parts(layer, _ATTENTION | _MLP | _TILES)
+        """The fields of a `Block`."""
+        return self._fields(layer, _ATTENTION | _MLP | _TILES)
 
     def _own(self, tower) -> dict[str, Any]:
-        """The parts of a tower, and numbers, by the fields of a `Tower` that not all kinds have alike."""
+        """The fields of a `Tower` that not all kinds have alike."""
         token, first = tower.class_token, self.position_embedding.weight[0]
         return {
-            "class_row": token if token is None else token[0] + first,
+            "class_row": None if token is None else self._field(token[0] + first),
             "curve": _CURVES[self.config.hidden_act],
             "eps": self.config.layer_norm_eps,
-            "last": tower.post_layernorm,
+            **self._fields(tower, {"last": "post_layernorm"}),
         }
 
-    def _fields(self, parts: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._field(part) for name, part in parts.items() if part is not None}
+    def _fields(self, owner: nn.Module, paths: dict[str, str]) -> dict[str, Any]:
+        parts = {field: attrgetter(path)(owner) for field, path in paths.items()}
+        return {field: self._field(part) for field, part in parts.items() if part is not None}
 
     def _field(self, part: Any) -> Any:
         """What C reads of a part; of a row of numbers the address of a copy that ends with a whole panel."""
@@ -180,8 +174,6 @@ class FastTower(nn.Module):
         if isinstance(part, nn.LayerNorm | nn.RMSNorm):
             weights = (part.weight, getattr(part, "bias", None))
             return structure("Norm")(*(None if one is None else one.data_ptr() for one in weights))
-        if not isinstance(part, Tensor):
-            return part
         self._kept.append(F.pad(part.detach().float(), (0, -len(part) % self._panel)))
         return self._kept[-1].data_ptr()
 
@@ -247,7 +239,7 @@ class FastPackedTower(FastTower):
     def _block(self, layer, index: int) -> dict[str, Any]:
         config = self.config
         return {
-            **_parts(layer, _ATTENTION | _PACKED | (_GATED_MLP if config.gated_mlp else _MLP)),
+            **self._fields(layer, _ATTENTION | _PACKED | (_GATED_MLP if config.gated_mlp else _MLP)),
             "windowed": bool(config.window) and index not in config.whole_layers,
             "tapped": index in config.taps,
         }
@@ -255,7 +247,8 @@ class FastPackedTower(FastTower):
     def _own(self, tower) -> dict[str, Any]:
         self._arrange, config = tower.arrange, self.config
         curve = _CURVES["silu" if config.gated_mlp else "gelu_pytorch_tanh"]
-        return {"eps": config.norm_eps, "outputs": len(config.taps) + 1, "curve": curve, "last": tower.norm}
+        last = self._fields(tower, {"last": "norm"})
+        return {"eps": config.norm_eps, "outputs": len(config.taps) + 1, "curve": curve, **last}
 
     @torch.no_grad()
     def forward(self, images: Sequence[Tensor]) -> Tensor:
@@ -288,12 +281,9 @@ class FastGemma4Tower(FastPackedTower):
 
     network = GEMMA4_TOWER
 
-    def _embedding(self, tower, bits: int) -> PanelLinear:
-        return tower.input_proj
-
     def _block(self, layer, index: int) -> dict[str, Any]:
         ones = self._field(torch.ones(layer.head_dim))
-        return {**_parts(layer, _GEMMA4), "of_v": structure("Norm")(ones)}
+        return {**self._fields(layer, _GEMMA4), "of_v": structure("Norm")(ones)}
 
     def _own(self, tower) -> dict[str, Any]:
         self._arrange, self._pool = tower.arrange, tower.pool
@@ -309,7 +299,3 @@ class FastGemma4Tower(FastPackedTower):
         """Images (3, H, W), values in 0 … 1 -> (positions, D) float32; see the eager tower."""
         encode = super().forward
         return torch.cat([self._pool(encode([image])[:, 0]) for image in images])
-
-
-def _parts(layer: nn.Module, paths: dict[str, str]) -> dict[str, Any]:
-    return {field: attrgetter(path)(layer) for field, path in paths.items()}

@@ -49,7 +49,6 @@ typedef struct {
 
 typedef struct {
     float *x, *inputs, *wide_inputs, *own;
-    float *added; /* rows q_stride apart, where q and k were */
     element *q, *k, *v, *wide;
     uint32_t *key_panels, *value_panels;
     int64_t q_stride; /* elements, of q, k and v */
@@ -72,7 +71,6 @@ static int64_t lay_out(const Tower *m, const Image *t, int64_t threads, float *b
     int64_t heads_floats = round_up(n, QUERIES) * s->q_stride / PAIR;
     s->q = (element *)TAKE(heads_floats);
     s->k = (element *)TAKE(heads_floats);
-    s->added = (float *)s->q;
     s->v = (element *)TAKE(heads_floats);
     s->panels = n / PANEL + t->windows + 1; /* each segment's end in a panel that is not full */
     s->key_panels = (uint32_t *)TAKE(m->heads * key_panel_words(s->panels * PANEL, dim));
@@ -188,10 +186,7 @@ static int meet_normed(const Tower *m, const Scratch *s, Inputs in, Norm norm, c
         share(me, in.tokens, &from, &to);
         for (int64_t i = from; i < to; i++) {
             put_normed(s->x + i * m->width, norm, m->eps, m->width, row);
-            for (int64_t j = 0; bounds && j < m->width; j++) {
-                float least = row[j] < bounds[0] ? bounds[0] : row[j];
-                row[j] = least > bounds[1] ? bounds[1] : least;
-            }
+            for (int64_t j = 0; bounds && j < m->width; j += LANES) *(vec *)(row + j) = within(load_f32(row + j), bounds);
             set_input(in, i, row, m->width);
         }
         if (!regroup(me)) return 0;
@@ -201,16 +196,18 @@ static int meet_normed(const Tower *m, const Scratch *s, Inputs in, Norm norm, c
     return 1;
 }
 
-/* A linear layer whose outputs are added to the stream, with a norm before that where there is one. */
+/* A linear layer whose outputs are added to the stream; where they are normed before that, they take the place of q and
+ * k, which lie together and have been used. */
 static int add_product(const Tower *m, const Scratch *s, Inputs in, const Linear *layer, const float *factor, Norm norm,
                        float *row, Member *me) {
     int64_t from, to, width = m->width;
     Output out = {.y = s->x, .stride = width, .add = 1, .factor = factor};
-    if (norm.weight) out = (Output){.y = s->added, .stride = s->q_stride, .first = layer->bounds ? layer->bounds + 2 : NULL};
+    float *added = (float *)s->q;
+    if (norm.weight) out = (Output){.y = added, .stride = s->q_stride, .first = layer->bounds ? layer->bounds + 2 : NULL};
     product(layer->matrix, in, out, me);
     if (!regroup_and_share(me, in.tokens, &from, &to)) return 0;
     for (int64_t i = from; norm.weight && i < to; i++) {
-        put_normed(s->added + i * s->q_stride, norm, m->eps, width, row);
+        put_normed(added + i * s->q_stride, norm, m->eps, width, row);
         for (int64_t j = 0; j < width; j++) s->x[i * width + j] += row[j];
     }
     return 1;
