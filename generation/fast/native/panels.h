@@ -374,18 +374,18 @@ static inline void end_input(Inputs in, int64_t token, int64_t columns) {
 #define ROUGH 0
 #endif
 
-INLINE vec within(vec value, const float *bounds) {
+INLINE vec bounded(vec value, const float *bounds) {
     return bounds ? at_most(all(bounds[1]), at_least(all(bounds[0]), value)) : value;
 }
 INLINE void put_vector(Output out, int64_t at, vec value) {
     float *y = out.y + at;
-    value = within(value, out.first);
+    value = bounded(value, out.first);
     if (out.curve == TANH_GELU) value = curve_of(value, TANH_GELU, ROUGH);
     if (out.curve == ERF_GELU) value = curve_of(value, ERF_GELU, ROUGH);
     if (out.curve == SILU) value = curve_of(value, SILU, ROUGH);
     if (out.add) value += load_f32(y);
     if (out.times) value *= out.half ? load_bf16((uint16_t *)out.y + at) : load_f32(y);
-    value = within(value, out.last);
+    value = bounded(value, out.last);
     if (out.half) store_bf16((uint16_t *)out.y + at, value);
     else *(vec *)y = value;
 }

@@ -186,7 +186,7 @@ static int meet_normed(const Tower *m, const Scratch *s, Inputs in, Norm norm, c
         share(me, in.tokens, &from, &to);
         for (int64_t i = from; i < to; i++) {
             put_normed(s->x + i * m->width, norm, m->eps, m->width, row);
-            for (int64_t j = 0; bounds && j < m->width; j += LANES) *(vec *)(row + j) = within(load_f32(row + j), bounds);
+            for (int64_t j = 0; bounds && j < m->width; j += LANES) *(vec *)(row + j) = bounded(load_f32(row + j), bounds);
             set_input(in, i, row, m->width);
         }
         if (!regroup(me)) return 0;
