@@ -20,6 +20,7 @@ from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E40
 from generation.fast.native.panels import round_layer, to_rows  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
+from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
@@ -29,6 +30,11 @@ VOCAB = 59
 DELTA = {
     "delta_key_heads": 2, "delta_value_heads": 2, "delta_key_dim": 16, "delta_value_dim": 40, "qk_norm": True,
     "attention_gate": True, "zero_centered_norms": True, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+GEMMA = {
+    "layer_types": ("sliding", "full", "sliding", "sliding shared", "full shared"), "sliding_window": 20,
+    "full_head_dim": 32, "shared_mlp_factor": 2, "per_layer_width": 24, "per_layer_count": 5,
+    "per_layer_vocab": VOCAB, "logit_cap": 5.0, "placeholder_id": 7, "hidden_size": 80, "qk_norm": True,
 }  # fmt: skip
 SHAPES = {
     "9:3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
@@ -51,6 +57,21 @@ SHAPES = {
         "delta_key_dim": 24,
         "head_dim": 32,
         "partial_rotary_factor": 0.75,
+    },
+    "Gemma 4": GEMMA,
+    "Gemma 4, groups": GEMMA
+    | {
+        "layer_types": ("full", "sliding", "full shared", "sliding shared", "sliding shared"),
+        "num_attention_heads": 12,
+        "sliding_window": 150,
+        "head_dim": 64,
+        "full_head_dim": 16,
+        "shared_mlp_factor": 1,
+        "per_layer_width": 0,
+        "logit_cap": None,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "per_layer_count": 0,
     },
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
@@ -80,15 +101,18 @@ def no_gradients():
 def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
     """A model with every number random, of a width that fills no tile."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 48} | other
-    config = TextConfig(
-        vocab_size=VOCAB, intermediate_size=72, num_hidden_layers=layers,
-        max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
-    )  # fmt: skip
+    sizes |= {"vocab_size": VOCAB, "intermediate_size": 72, "max_position_embeddings": 8192}
     torch.manual_seed(1)
-    model = LanguageModel(config)
+    if "sliding_window" in other:
+        config = Gemma4TextConfig(**sizes, num_hidden_layers=len(other["layer_types"]))
+        model = Gemma4LanguageModel(config, tie_word_embeddings=True, soft_ids=(VOCAB - 1, 3))
+    else:
+        model = LanguageModel(TextConfig(**sizes, num_hidden_layers=layers, rope_theta=10_000.0))
     for name, parameter in model.named_parameters():
-        if "norm" in name:
+        if "norm" in name or name.endswith("layer_scalar"):
             parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            # Gemma 4's scores are not divided by anything.
+            parameter.mul_(0.3 if "q_norm" in name and "sliding_window" in other else 1)
         elif parameter.dim() == 1:
             parameter.copy_(0.3 * torch.randn_like(parameter))
         else:
@@ -113,7 +137,7 @@ def eager(model: LanguageModel, token, cache: kv.KVCache, position, offsets=None
     logits = []
     for row, start in enumerate(position.tolist()):
         own = [{name: tensor[row : row + 1] for name, tensor in layer.items()} for layer in cache]
-        x, offset = model.embed_tokens(token[row : row + 1]), 0 if offsets is None else int(offsets[row])
+        x, offset = model.embed(token[row : row + 1]), 0 if offsets is None else int(offsets[row])
         hidden, _ = model(x, kv_cache=own, start_pos=start, offset=offset)
         logits.append(model.logits(hidden[:, -1]))
     return torch.cat(logits)
