@@ -178,8 +178,7 @@ class TritonDecoder:
 
         self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
         self._gemma, kinds = GEMMA4.made(language_model), kinds_of(config)
-        group = triton.next_power_of_2(self._heads // self._kv)
-        self._lines, self._group = group, max(16, group)
+        self._group = triton.next_power_of_2(self._heads // self._kv)
 
         def new(*shape: int, dtype=norm.dtype) -> Tensor:
             return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
@@ -241,8 +240,9 @@ class TritonDecoder:
 
     def _splits(self, rows: int, width: int, near: int = 0) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
-        registers, and as are in the `near` ones."""
-        fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * width), 64)
+        registers, four parts of a group one after the other, and as are in the `near` ones."""
+        most = 8192 // width
+        fitting = min(self._programs // (rows * self._kv), most, 4 * most // self._group, 64)
         if near:
             fitting = min(fitting, -(-near // kernels.SHARE.value))
         return 1 << max(fitting, 1).bit_length() - 1
@@ -279,14 +279,13 @@ class TritonDecoder:
     ) -> None:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
-        # Else the assembler spills a few, for some sizes, to have more programs at once.
-        two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
-        last = {"maxnreg": 96} if S.BITS == 8 and S.ONE else {}
+        two = registers(128) if S.BITS == 4 and not S.ONE else {}
+        last = registers(96) if S.BITS == 8 and S.ONE else {}
         x, h, made = self._x, self._h, self._made
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
         def project(
-            norm, parts: list[Tensor], out: Tensor, heights, bias=False, normed=True, cap=0.0, **more
+            norm, parts: list[Tensor], out: Tensor, heights, bias=False, normed=True, cap=None, **more
         ):
             """`kernels.project` of up to four matrices, with `parts`, their weights, scales and biases."""
             tile, count, none = S.tile(S.D), len(heights), 4 - len(heights)
@@ -358,7 +357,7 @@ class TritonDecoder:
                 projection = layer.products("per_layer_projection")
                 add_product(h, *projection, S.P, tensors["own_norm"], scalar)
         cap = model.config.logit_cap if self._gemma else None
-        project(norm, all_of(model.lm_head), self._logits, (S.V,), cap=cap or 0.0, **last)
+        project(norm, all_of(model.lm_head), self._logits, (S.V,), cap=cap, **last)
 
     def _grid(self, height: int, block: int) -> tuple[int]:
         """Programs for so many rows of a matrix, `block` at a time."""
@@ -368,6 +367,12 @@ class TritonDecoder:
 def root_of(width: int, dtype: torch.dtype) -> float:
     """√width as a number of that type."""
     return torch.tensor(width**0.5, dtype=dtype).item()
+
+
+def registers(most: int) -> dict[str, int]:
+    """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
+    more programs at once. AMD's compiler has none."""
+    return {} if torch.version.hip else {"maxnreg": most}
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -389,12 +394,14 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
     if decoder._gemma:
         near = config.sliding_window if kind == "sliding" else 0
         S, scale = replace(S, HD=width, ROTARY=width, NEAR=near, SHARED=bool(shared)), 1.0
-    splits = decoder._splits(at.rows, width, S.NEAR)
+    splits, group = decoder._splits(at.rows, width, S.NEAR), decoder._group
+    lines = max(1, min(group, 8192 // (splits * width)))
     kernels.attend[(at.rows * S.KV * splits,)](
         *(decoder._mixed, layer.tensors["q_norm"], layer.tensors["k_norm"], key, cache["value"]),
         *(decoder._cos[:, first:], decoder._sin[:, first:], at.position, decoder._shares, decoder._maxima),
         *(decoder._sums, decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2]),
-        *(config.rms_norm_eps, scale, S, splits, decoder._group, decoder._lines),
+        *(config.rms_norm_eps, scale, S, splits, max(16, group), lines),
+        **registers(255 if S.VALUE_NORM or width == 512 else 168),
         num_warps=4,
     )
 

@@ -346,7 +346,7 @@ def project(
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y (count, N0 + N1 + N2 + N3): x, normed if NORMED, times four matrices, of which the last may have no
-    rows; a tanh keeps it within ± CAP where that is not 0."""
+    rows; a tanh keeps it within ± CAP where that is a number."""
     N: tl.constexpr = N0 + N1 + N2 + N3
     BLOCKS: tl.constexpr = (
         (N0 + BN - 1) // BN + (N1 + BN - 1) // BN + (N2 + BN - 1) // BN + (N3 + BN - 1) // BN
@@ -363,7 +363,7 @@ def project(
         )
         next_read = ahead(next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, BIAS)
         total = product(read, matrix, rows, there, known, x, norm, count, S.D, BK, S, NORMED)
-        if CAP:
+        if CAP is not None:
             total = rounded(2.0 * sigmoid(2.0 * rounded(rounded(total, S) / CAP, S)) - 1.0, S) * CAP
         at = row * N + (begin + rows)[:, None]
         tl.store(y + at, total.to(S.DT), mask=(row < count) & there[:, None])
@@ -419,14 +419,17 @@ def attend(
     A block is a share of the keys of one row and one of its key heads, with all queries that share them. The
     block that the row's new token belongs to writes its key and value to the cache; it takes them from
     registers, so that nobody reads what is being written. The last block of a head to finish puts the shares
-    together. GROUP and LINES are powers of two, at least 16 and at least 1, not less than H / KV.
+    together. GROUP is a power of two, at least 16 and not less than H / KV; LINES: see `put_together`.
 
     A position past the capacity is not written: clamping it would overwrite the last real key. Such a row
     sees its whole cache and itself; whoever lets it run on throws its tokens away.
     """
     G: tl.constexpr = S.H // S.KV
     HEADS: tl.constexpr = S.Q if S.SHARED else S.Q + 2 * S.KV
-    KEYS: tl.constexpr = CHUNK if S.HD < 256 else CHUNK // 2  # wide ones fill the memory of smaller GPUs
+    WIDTH: tl.constexpr = S.HD * S.DT.primitive_bitwidth // 8
+    # Two chunks of keys and two of values, or one of each, have to fit into the shared memory of a small GPU.
+    KEYS: tl.constexpr = max(16, min(CHUNK, 16_384 // WIDTH))
+    STAGES: tl.constexpr = 3 if KEYS * WIDTH <= 16_384 else 2
     g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
     for block in range(tl.program_id(0), count * S.KV * SPLITS, tl.num_programs(0)):
         # Shares of all heads side by side: those that a short row does not need are the last.
@@ -454,7 +457,7 @@ def attend(
             if S.SHARED:
                 top = tl.full((GROUP,), -float("inf"), tl.float32)
                 total = tl.zeros((GROUP,), tl.float32)
-                mixed = tl.zeros((GROUP, S.HD), tl.float32)
+                mixed = tl.zeros(q.shape, tl.float32)
             else:
                 own_head = S.Q + kv + tl.arange(0, 1)
                 own_key = rotated(line, own_head, own_head >= 0, k_norm, row_cos, row_sin, eps, S)
@@ -476,7 +479,7 @@ def attend(
                 total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
                 mixed = total[:, None] * own_value.to(tl.float32)
             begin, end = oldest + split * share, tl.minimum(oldest + split * share + share, cached)
-            for start in range(begin, end, KEYS):
+            for start in tl.range(begin, end, KEYS, num_stages=STAGES):
                 slot = start + tl.arange(0, KEYS)
                 there = slot < cached
                 at = slot[:, None] * S.HD + column[None, :]
@@ -518,25 +521,27 @@ def put_together(
     S: tl.constexpr, SPLITS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """attended (H / KV, HD) of a group whose first head is `first` of its row and `head` of all, from its
-    `used` shares."""
-    g, split, column = tl.arange(0, LINES), tl.arange(0, SPLITS), tl.arange(0, S.HD)
-    real = g < S.H // S.KV
-    here = real[:, None] & (split < used)[None, :]
-    at = (head + g)[:, None] * SPLITS + split[None, :]
-    top = tl.load(maxima + at, mask=here, other=-float("inf"), cache_modifier=".cg")
-    total = tl.load(sums + at, mask=here, other=0.0, cache_modifier=".cg")
-    mixed = tl.load(
-        shares + at[:, :, None] * S.HD + column[None, None, :],
-        mask=here[:, :, None] & (column >= 0)[None, None, :],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    # Lines that no head belongs to are all -inf, and -inf less -inf is no number.
-    highest = tl.where(real, tl.max(top, 1), 0.0)
-    weight = tl.exp(top - highest[:, None])
-    out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
-    to = attended + (head + g)[:, None] * S.HD + column[None, :]
-    tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
+    `used` shares; LINES heads at a time."""
+    split, column = tl.arange(0, SPLITS), tl.arange(0, S.HD)
+    for begin in range(0, S.H // S.KV, LINES):
+        g = begin + tl.arange(0, LINES)
+        real = g < S.H // S.KV
+        here = real[:, None] & (split < used)[None, :]
+        at = (head + g)[:, None] * SPLITS + split[None, :]
+        top = tl.load(maxima + at, mask=here, other=-float("inf"), cache_modifier=".cg")
+        total = tl.load(sums + at, mask=here, other=0.0, cache_modifier=".cg")
+        mixed = tl.load(
+            shares + at[:, :, None] * S.HD + column[None, None, :],
+            mask=here[:, :, None] & (column >= 0)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        # Lines that no head belongs to are all -inf, and -inf less -inf is no number.
+        highest = tl.where(real, tl.max(top, 1), 0.0)
+        weight = tl.exp(top - highest[:, None])
+        out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
+        to = attended + (head + g)[:, None] * S.HD + column[None, :]
+        tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
 
 
 @triton.jit
