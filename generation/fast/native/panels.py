@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import BLOCK, CodedLinear, CodedWeight, Codes, Form
+from generation.codes import BLOCK, CodedEmbedding, CodedLinear, CodedWeight, Codes, Form
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -38,6 +38,7 @@ from generation.fast.quantized import (
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
+BY_ROW = "embed_tokens_per_layer.weight"  # the name of `table_of_rows`
 NOTED = 256  # tokens by which second moments are known
 
 
@@ -229,10 +230,27 @@ class PanelEmbedding(PanelWeight):
 # ------------------------------------------------------------------------------------- replacing layers
 
 
+def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
+    """A table in rows, in the type that it is stored in, or rounded to four bits: it is no matrix, and a few
+    rows are read. In a panel the units of a row lie far apart."""
+    if bits == 4:
+        parts = [PanelEmbedding(rows, bits=4) for rows in layer.weight.detach().split(_SUMMED)]
+        weight = torch.cat([part.rows(layer.weight.device) for part in parts])
+        scale = torch.cat([part.scale[: part.out_features] for part in parts if part.scale is not None])
+        return PackedEmbedding(weight, scale, torch.float32, layer.weight.shape[1])
+    if isinstance(layer, CodedEmbedding):
+        layer.dtype = torch.float32
+    elif isinstance(layer, nn.Embedding) and layer.weight.dtype != torch.float32:
+        return pack_layer("bfloat16", layer, (), None)
+    return layer
+
+
 def to_panel(
     layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
 ) -> PanelWeight:
     """The replacement of a layer in panels: a `Make`. bits, moments: see `PanelWeight`."""
+    if names[0].endswith(BY_ROW):
+        return table_of_rows(layer, bits)
     kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear | CodedLinear) else PanelEmbedding
     bias = getattr(layer, "bias", None)
     if first is not None and bias is None:
@@ -275,6 +293,8 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
     dtype = ARITHMETIC[device.type]
 
     def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
+        if isinstance(layer, PackedEmbedding):
+            return PackedEmbedding(layer.weight.to(device), layer.scale.to(device), dtype, layer.columns)
         count = layer.out_features
         weight = layer.rows(device) if first is None else first.weight
         scale = layer.scale[:count].to(device) if first is None else first.scale
@@ -283,7 +303,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
         bias = None if layer.bias is None else layer.bias[:count].to(device, dtype)
         return PackedLinear(weight, scale, bias, layer.in_features)
 
-    replace_layers(model, make, (PanelWeight,))
+    replace_layers(model, make, (PanelWeight, PackedEmbedding))
     for name, parameter in [*model.named_parameters()]:
         path, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(path), leaf, nn.Parameter(parameter.to(device, dtype)))
