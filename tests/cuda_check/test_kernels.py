@@ -60,19 +60,15 @@ SHAPES = {
         "partial_rotary_factor": 0.75,
     },
     "Gemma 4": GEMMA,
-    "Gemma 4, groups": GEMMA
-    | {
-        "layer_types": ("full", "sliding", "full shared", "sliding shared", "sliding shared"),
+    "Gemma 4, biases": {
+        "layer_types": ("full", "sliding", "full shared", "sliding shared"),
+        "sliding_window": 130,
         "num_attention_heads": 12,
-        "sliding_window": 150,
         "head_dim": 64,
         "full_head_dim": 16,
-        "shared_mlp_factor": 1,
-        "per_layer_width": 0,
-        "logit_cap": None,
+        "qk_norm": True,
         "attention_bias": True,
         "mlp_bias": True,
-        "per_layer_count": 0,
     },
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
@@ -206,6 +202,21 @@ def test_windows_of_a_gated_delta_rule(shape, positions):
     assert_same(make(**SHAPES[shape]), positions, 48)
 
 
+@pytest.mark.parametrize("positions", [[0, 18, 19, 20, 38, 39, 40, 3], [63]], ids=str)
+def test_slots_that_a_layer_does_not_see(positions):
+    """Those before the window of sliding layers, and those from the token's own on, which it writes."""
+    model, at = make(**GEMMA), torch.tensor(positions)
+    cache, token = cache_of(model, len(at), 64), torch.randint(VOCAB, (len(at), 1))
+    clean = copy.deepcopy(cache)
+    for kind, layer in zip(GEMMA["layer_types"], cache, strict=True):
+        for tensor in layer.values():
+            for row, position in enumerate(positions):
+                tensor[row, :, position:] = torch.nan
+                tensor[row, :, : max(0, position - 19) if kind == "sliding" else 0] = torch.nan
+    got = TritonDecoder(model, programs=24)(token, cache, at)
+    torch.testing.assert_close(got, eager(model, token, clean, at), atol=5e-5, rtol=5e-5)
+
+
 def rounded(model: LanguageModel, precision: str) -> LanguageModel:
     """As a checkpoint is opened on CUDA."""
     if precision == "int8":
@@ -214,7 +225,7 @@ def rounded(model: LanguageModel, precision: str) -> LanguageModel:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"], GEMMA], ids=str)
 def test_rounded_weights(shape, precision):
     model = rounded(make(**shape), precision)
     assert_same(model, [130], 140, tolerance=1e-2)
@@ -237,7 +248,7 @@ def test_a_cache_that_is_part_of_a_larger_one(shape):
             assert changed == expected, "the new positions and nothing else"
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"], GEMMA], ids=str)
 def test_a_row_knows_nothing_of_the_others(shape):
     """Garbage in one row, or after a row's position, does not reach another."""
     model, token, position = make(**shape), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])

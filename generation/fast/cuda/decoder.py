@@ -185,12 +185,14 @@ class TritonDecoder:
 
         floats = {"dtype": torch.float32}
         self._x, self._made = new(config.hidden_size), new(config.hidden_size)
-        self._h = new(max(len(layer.tensors["gate_proj"]) for layer in self._layers))
+        inner = [len(layer.tensors["gate_proj"]) for layer in self._layers]
         # Of both kinds of attention, side by side.
         turns = [language_model.inv_freq(self._device)]
         if self._gemma:
             turns = [language_model.frequencies(kind, self._device) for kind in ("sliding", "full")]
             self._each, self._context = (new(len(kinds), config.per_layer_width) for _ in range(2))
+            inner.append(config.per_layer_width)
+        self._h = new(max(inner))
         self._frequencies, self._first = torch.cat(turns), {"full": len(turns[0])}
         self._cos, self._sin = new(len(self._frequencies)), new(len(self._frequencies))
         # What a mixer reads and writes between its products.
@@ -223,7 +225,7 @@ class TritonDecoder:
             ONE=rows == 1,
             BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
             MLP_BIAS=config.mlp_bias,
-            QK_NORM=config.qk_norm,
+            QK_NORM=config.qk_norm or self._gemma,
             TAPS=config.conv_kernel,
             CONV_BIAS=config.conv_bias,
             ROTARY=config.rotary_dim,

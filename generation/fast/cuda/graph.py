@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.network import DECODER
+from generation.fast.network import decoder_of
 from generation.kv_cache import KVCache
 from generation.steps import Step
 
@@ -56,7 +56,7 @@ def triton_module() -> Any:
 
 def unsupported(language_model) -> str | None:
     """The reason why `GraphStep` cannot run this model, or None."""
-    return DECODER.unknown(language_model)
+    return decoder_of(language_model).unknown(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
