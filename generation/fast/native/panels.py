@@ -11,8 +11,12 @@ weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the in
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +52,33 @@ Matrix = structure("Matrix")
 def load_panels(weight_bits: int) -> ctypes.CDLL:
     """The functions of linear.h, for one weight type. Raises NoCompiler."""
     return load_library("decode.c", weight_bits)
+
+
+class Memory:
+    """Memory of weights in pages of 2 MB, where the system has them: a processor finds its way in few large
+    pages sooner than in many small ones. Small matrices share a chunk, which stays while any of them does."""
+
+    CHUNK = 2**25  # bytes
+
+    def __init__(self) -> None:
+        self._lock, self._chunk, self._used = Lock(), mmap.mmap(-1, 1), 1
+
+    def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A tensor whose numbers are not set; it begins at a line of the cache."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        with self._lock:
+            begin = -(-self._used // 64) * 64
+            if begin + size > len(self._chunk):
+                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                self._chunk, begin = mmap.mmap(-1, max(size, self.CHUNK), flags=private), 0
+                with suppress(AttributeError, OSError):  # a system that has no such pages
+                    self._chunk.madvise(mmap.MADV_HUGEPAGE)
+            self._used = begin + size
+            return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+_memory = Memory()
 
 
 def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
@@ -93,7 +124,7 @@ class PanelWeight(nn.Module):
         padding = -self.out_features % panel
         weight, count, words = weight.detach(), (self.out_features + padding) // panel, None
         if bits == 4:
-            panels, words = (torch.empty(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
+            panels, words = (_memory.take(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
             scale = torch.empty(self.out_features + padding)
             importance = _importance(moments, self.in_features)
             at = 0
@@ -106,7 +137,7 @@ class PanelWeight(nn.Module):
                 at += len(part)
         else:
             weight = weight.contiguous()
-            panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
+            panels = _memory.take(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
             where, to = weight.data_ptr(), panels.data_ptr()
             run_pass(lambda made: library.ocelli_pack(where, *weight.shape, to, made), weight.numel())
         # As long as the panels are, because C reads whole vectors of them.
@@ -142,7 +173,8 @@ class PanelWeight(nn.Module):
         def panels(rows: Tensor) -> Tensor:
             """int32 (R, n) -> (panels, n, outputs of a panel)"""
             rows = F.pad(rows, (0, 0, 0, padding)) if padding else rows
-            return rows.unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+            rows = rows.unflatten(0, (-1, panel)).transpose(1, 2)
+            return _memory.take(*rows.shape, dtype=rows.dtype).copy_(rows)
 
         bias = None if layer.bias is None else F.pad(layer.bias.detach().float(), (0, padding))
         parts = {name: panels(rows) for name, rows in zip(("weight", "words", "coarse"), codes.tensors)}
