@@ -210,7 +210,8 @@ class TritonDecoder:
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """The sizes that the kernels for that many rows are compiled for."""
-        config, gemma = self.model.config, {}
+        config = self.model.config
+        gemma: dict[str, Any] = {}
         if self._gemma:
             gemma = {
                 "VALUE_NORM": True, "GELU": True, "SOFT": tuple(self.model.soft_ids),
@@ -288,7 +289,7 @@ class TritonDecoder:
 
         def project(
             norm, parts: list[Tensor], out: Tensor, heights, bias=False, normed=True, cap=None, **more
-        ):
+        ) -> None:
             """`kernels.project` of up to four matrices, with `parts`, their weights, scales and biases."""
             tile, count, none = S.tile(S.D), len(heights), 4 - len(heights)
             four = [parts[n + min(i, count - 1)] for n in range(0, 3 * count, count) for i in range(4)]
