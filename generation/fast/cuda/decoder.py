@@ -1,4 +1,4 @@
-"""A decode step of one to eight rows in Triton: the buffers and launches of `kernels`.
+"""A decode step of one to 64 rows in Triton: the buffers and launches of `kernels`.
 
     decoder = TritonDecoder(model.language_model)
     logits = decoder(token, kv_cache, position)     # (B, V); the cache gains one position in each row
@@ -25,7 +25,7 @@ from generation.fast.network import GEMMA4, MIXERS, MLP, decoder_of
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
-MOST_ROWS: int = kernels.MANY.value
+MOST_ROWS = 64
 MOST_PROGRAMS = 1024  # of a kernel
 CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
 COLUMNS = 16  # of a matrix that a program of `kernels.delta` takes
@@ -51,11 +51,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         return f"it has layers of {min(strange)}"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
-    if not triton.knobs.runtime.interpret:
-        if norm.device.type != "cuda":
-            return f"the weights are on {norm.device.type}"
-        if torch.cuda.get_device_capability(norm.device) < (8, 0):
-            return "the GPU is older than Ampere"
+    if not triton.knobs.runtime.interpret and (reason := unfit(norm.device)):
+        return reason
     of_head = max(config.delta_key_dim, config.delta_value_dim) if "delta" in config.layer_types else 0
     if of_head > 256:
         return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
@@ -82,6 +79,13 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if not all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in read):
         return "a weight is a view that is not contiguous or not aligned"
     return None
+
+
+def unfit(device: torch.device) -> str | None:
+    """The reason why a device does not run the kernels, or None."""
+    if device.type != "cuda":
+        return f"the weights are on {device.type}"
+    return "the GPU is older than Ampere" if torch.cuda.get_device_capability(device) < (8, 0) else None
 
 
 def kinds_of(config) -> list[str]:
@@ -199,7 +203,7 @@ class TritonDecoder:
         heights = [KERNELS[kind].heights(config, kind) for kind in {*kinds}]
         self._mixed = new(max(sum(made) for *made, _ in heights))
         self._attended = new(max(width for *_, width in heights))
-        self._logits = new(config.vocab_size)
+        self._logits: dict[int, Tensor] = {}  # (ROWS, V) by ROWS, made when they are needed: they are large
         widths, rows = {head_dim(config, kind) for kind in kinds}, range(1, MOST_ROWS + 1)
         splits = {width: max(self._splits(count, width) * count for count in rows) for width in widths}
         shares = (-(-max(splits.values()) // MOST_ROWS), self._heads)
@@ -223,7 +227,8 @@ class TritonDecoder:
             *(config.hidden_size, self._heads, self._kv, config.head_dim, config.vocab_size, kind),
             # The interpreter multiplies the bits of bfloat16 as integers.
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
-            ONE=rows == 1,
+            ROWS=1 if rows == 1 else max(8, triton.next_power_of_2(rows)),
+            EARLY=starts_early(self._device),
             BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
             MLP_BIAS=config.mlp_bias,
             QK_NORM=config.qk_norm or self._gemma,
@@ -274,14 +279,13 @@ class TritonDecoder:
             raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
-            self._launch(token, kv_cache, position, offset, rows)
-        return self._logits[:rows]
+            return self._launch(token, kv_cache, position, offset, rows)
 
     def _launch(
         self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None, rows: int
-    ) -> None:
+    ) -> Tensor:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
-        warps = {"num_warps": 8 if rows == 1 else 4}
+        warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
         x, h, made = self._x, self._h, self._made
@@ -309,7 +313,9 @@ class TritonDecoder:
             if norm is not None:
                 factor = norm if scalar is None else scalar
                 columns = triton.next_power_of_2(S.D)
-                kernels.settle[(rows,)](made, norm, factor, x, rows, eps, S, scalar is not None, columns)
+                kernels.settle[(rows,)](
+                    made, norm, factor, x, rows, eps, S, scalar is not None, columns, **S.launch
+                )
 
         def all_of(part: Any) -> list[Tensor]:
             """Weight and scale of a layer, and what stands in place of a bias."""
@@ -327,11 +333,21 @@ class TritonDecoder:
             width, root = S.LAYERS * S.P, root_of(S.P, norm.dtype)
             table, of_context = model.embed_tokens_per_layer, model.per_layer_projection_norm.weight.detach()
             kernels.look_up[self._grid(rows * width, WIDE)](
-                *(token, *all_of(table)[:2], self._each, rows, root, width, S, WIDE)
+                *(token, *all_of(table)[:2], self._each, rows, root, width, S, WIDE), **S.launch
             )
             project(norm, all_of(model.per_layer_model_projection), self._context, (width,), normed=False)
             kernels.join[self._grid(rows * S.LAYERS, 1)](
-                *(self._context, of_context, self._each, rows, S.D**-0.5, eps, S, triton.next_power_of_2(S.P))
+                *(
+                    self._context,
+                    of_context,
+                    self._each,
+                    rows,
+                    S.D**-0.5,
+                    eps,
+                    S,
+                    triton.next_power_of_2(S.P),
+                ),
+                **S.launch,
             )
         read: dict[str, dict[str, Tensor]] = {}  # what shared layers read: that of the last of their kind
         for index, (layer, own) in enumerate(zip(self._layers, kv_cache, strict=True)):
@@ -359,8 +375,11 @@ class TritonDecoder:
                 )
                 projection = layer.products("per_layer_projection")
                 add_product(h, *projection, S.P, tensors["own_norm"], scalar)
-        cap = model.config.logit_cap if self._gemma else None
-        project(norm, all_of(model.lm_head), self._logits, (S.V,), cap=cap, **last)
+        if S.ROWS not in self._logits:
+            self._logits[S.ROWS] = x.new_zeros(S.ROWS, S.V)
+        logits, cap = self._logits[S.ROWS], model.config.logit_cap if self._gemma else None
+        project(norm, all_of(model.lm_head), logits, (S.V,), cap=cap, **last)
+        return logits[:rows]
 
     def _grid(self, height: int, block: int) -> tuple[int]:
         """Programs for so many rows of a matrix, `block` at a time."""
@@ -376,6 +395,13 @@ def registers(most: int) -> dict[str, int]:
     """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
     more programs at once. AMD's compiler has none."""
     return {} if torch.version.hip else {"maxnreg": most}
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether the GPU has programmatic dependent launch: from Hopper on."""
+    if triton.knobs.runtime.interpret or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -404,8 +430,9 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         *(decoder._cos[:, first:], decoder._sin[:, first:], at.position, decoder._shares, decoder._maxima),
         *(decoder._sums, decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2]),
         *(config.rms_norm_eps, scale, S, splits, max(16, group), lines),
-        **registers(255 if S.VALUE_NORM or width == 512 else 168),
+        **registers(168 if width < 512 and S.DT.primitive_bitwidth == 16 and not S.VALUE_NORM else 255),
         num_warps=4,
+        **at.S.launch,
     )
 
 
@@ -415,6 +442,7 @@ def _convolve(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, T
         *(decoder._mixed, weight, bias, inputs, at.position, decoder._attended, at.rows, at.capacity),
         *(inputs.stride(0), at.S, CONVOLVED),
         num_warps=4,
+        **at.S.launch,
     )
 
 
@@ -431,6 +459,7 @@ def _delta(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tens
         *(*(tensor.stride(0) for tensor in held), decoder.model.config.rms_norm_eps, S),
         *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
         num_warps=4,
+        **at.S.launch,
     )
 
 
