@@ -204,10 +204,10 @@ class TritonDecoder:
         self._mixed = new(max(sum(made) for *made, _ in heights))
         self._attended = new(max(width for *_, width in heights))
         self._logits: dict[int, Tensor] = {}  # (ROWS, V) by ROWS, made when they are needed: they are large
-        widths, rows = {head_dim(config, kind) for kind in kinds}, range(1, MOST_ROWS + 1)
-        splits = {width: max(self._splits(count, width) * count for count in rows) for width in widths}
-        shares = (-(-max(splits.values()) // MOST_ROWS), self._heads)
-        self._shares = new(*shares, max(widths), **floats)
+        self._widths, rows = sorted({head_dim(config, kind) for kind in kinds}), range(1, MOST_ROWS + 1)
+        splits = max(self._splits(count, width) * count for count in rows for width in self._widths)
+        shares = (-(-splits // MOST_ROWS), self._heads)
+        self._shares = new(*shares, self._widths[-1], **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
         self._outs = new(config.delta_value_heads * config.delta_value_dim, **floats)  # of gated delta rules
         self._arrived = new(max(self._kv, config.delta_value_heads), dtype=torch.int32)
@@ -245,6 +245,16 @@ class TritonDecoder:
             PAIRS=len(self._frequencies),
             **gemma,
         )
+
+    def alike(self) -> list[list[int]]:
+        """The numbers of rows that it decodes, those together that the same kernels decode."""
+        groups: dict[Any, list[int]] = {}
+        for rows in range(1, MOST_ROWS + 1):
+            # Triton compiles anew for a number that 16 divides.
+            splits = [self._splits(rows, width) for width in self._widths]
+            kernels_of = self.sizes(rows), *splits, rows % 16 == 0
+            groups.setdefault(kernels_of, []).append(rows)
+        return list(groups.values())
 
     def _splits(self, rows: int, width: int, near: int = 0) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
@@ -431,7 +441,7 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         *(decoder._sums, decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2]),
         *(config.rms_norm_eps, scale, S, splits, max(16, group), lines),
         **registers(168 if width < 512 and S.DT.primitive_bitwidth == 16 and not S.VALUE_NORM else 255),
-        num_warps=4,
+        num_warps=8 if width * S.DT.primitive_bitwidth > 8192 else 4,
         **at.S.launch,
     )
 
