@@ -122,7 +122,7 @@ class Layer:
     def of(cls, kind: str, block) -> Layer:
         parts, first = dict(block.named_children()), block.input_layernorm.weight.detach()
         norms = ALL_NORMS if "pre_feedforward_layernorm" in parts else NORMS
-        found: dict[str, Tensor | None] = {
+        found: dict[str, Any] = {
             name: parts[own].weight for name, own in norms.items() if own in parts
         } | dict(block.named_parameters(recurse=False))
         for name, part in projections(kind, block).items():
