@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from generation.fast.native.step import NativeStep
-from generation.fast.network import DECODER, TOWER
+from generation.fast.network import DECODER, GEMMA4, TOWER, decoder_of
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from inference.checkpoint import Fast
@@ -18,6 +18,7 @@ from inference.fast import fast_step, speed_up
 from models import VisionLanguageModel
 from models.language_model import MLP
 from models.vision_transformer import ModalityProjector, VisionBlock
+from tests.invariants import MODELS
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -170,5 +171,7 @@ def test_what_ocelli_builds_is_known():
     """Else all would run eagerly, and slowly, without a failing test."""
     model = tiny_vlm(qk_norm=True)
     assert DECODER.unknown(model.language_model) is None
+    gemma = tiny_vlm(**MODELS["Gemma 4"]).language_model
+    assert decoder_of(gemma) is GEMMA4 and GEMMA4.unknown(gemma) is None
     assert TOWER.unknown(model.vision_model) is None
     assert type(model.projector) is ModalityProjector

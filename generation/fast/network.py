@@ -1,6 +1,7 @@
 """The networks that fast steps compute.
 
 reason = DECODER.unknown(language_model)      # None, or what there is no code for
+reason = decoder_of(language_model).unknown(language_model)    # by a step that has code for every decoder
 
 A fast step reads weights where it expects them. Of another network it would miss some, and leave others out
 without a word. So a `Network` lists the modules that a step has code for and the values of its config, and
@@ -113,6 +114,21 @@ DECODER = Network(
     values={"rope_scaling.rope_type": ("linear", "llama3"), "hidden_act": ("silu",)},
     eps="rms_norm_eps",
 )
+GEMMA4 = Network(
+    modules={
+        "models.gemma4_text.Gemma4LanguageModel": (),
+        "models.gemma4_text.Gemma4Block": ("layer_scalar",),
+        "models.gemma4_text.Gemma4Attention": (),
+        "models.language_model.MLP": (),
+    },
+    layers=(*LINEAR, *EMBEDDING, nn.RMSNorm),
+    config="models.gemma4_text.Gemma4TextConfig",
+    known="""vocab_size hidden_size intermediate_size num_hidden_layers layer_types num_attention_heads
+        num_key_value_heads head_dim attention_bias qk_norm mlp_bias rms_norm_eps rope_theta
+        max_position_embeddings sliding_window full_head_dim full_rotary_factor full_rope_theta
+        shared_mlp_factor per_layer_width per_layer_vocab per_layer_count logit_cap placeholder_id""",
+    eps="rms_norm_eps",
+)
 TOWER = Network(
     modules={
         "models.vision_transformer.VisionTransformer": ("class_token",),
@@ -152,3 +168,8 @@ MIXERS = {
     "delta": ("linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
 }
 MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def decoder_of(language_model: nn.Module) -> Network:
+    """The network that a language model is, or the one of most models."""
+    return GEMMA4 if GEMMA4.made(language_model) else DECODER

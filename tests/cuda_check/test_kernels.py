@@ -36,6 +36,7 @@ SHAPES = {
     "32:8": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16},
     "4:4": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
     "4:1, 128": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+    "3:1, 512": {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 512, "layers": 1},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "biases of queries, keys and values": {"attention_bias": True, "qkv_bias_only": True},
     "norms of queries and keys": {"qk_norm": True},

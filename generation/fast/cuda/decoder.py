@@ -10,8 +10,10 @@ model's own weights: nothing is copied or joined.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -35,7 +37,7 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if reason := DECODER.unknown(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
-    if strange := {*config.layer_types} - {*MIXERS}:
+    if strange := {*config.layer_types} - {*KERNELS}:
         return f"it has layers of {min(strange)}"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
@@ -51,9 +53,9 @@ def unsupported(language_model, rows: int = 1) -> str | None:
             return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
     if width > 16_384:
         return f"a layer is {width} wide (up to 16384 are supported)"
-    if config.head_dim not in (16, 32, 64, 128, 256):
-        return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
-    layers = by_mixer(language_model)
+    if config.head_dim not in (16, 32, 64, 128, 256, 512):
+        return f"heads are {config.head_dim} wide (16, 32, 64, 128, 256 and 512 are supported)"
+    layers = list(zip(kinds_of(config), language_model.layers, strict=True))
     linear = [part for layer in layers for part in projections(*layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}
@@ -64,41 +66,75 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if norm.dtype not in TYPES or types not in expected:
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
     read = [part.weight for part in (*matrices, language_model.norm)]
-    read += [tensor for layer in layers for tensor in fields_of(*layer).values()]
+    read += [tensor for layer in layers for tensor in Layer.of(*layer).tensors.values()]
     if not all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in read):
         return "a weight is a view that is not contiguous or not aligned"
     return None
 
 
-def by_mixer(language_model) -> list[tuple[str, Any]]:
-    """(what mixes its positions, the layer) of each."""
-    return [(language_model.config.mixer(at), layer) for at, layer in enumerate(language_model.layers)]
+def kinds_of(config) -> list[str]:
+    """The kind of mixer of each layer."""
+    return [config.mixer(at) for at in range(config.num_hidden_layers)]
 
 
-def projections(kind: str, layer) -> dict[str, Any]:
+def projections(kind: str, block) -> dict[str, Any]:
     """The linear layers of a block, by their names."""
     mixer, names = MIXERS[kind]
-    found = {name: getattr(getattr(layer, mixer), name) for name in names}
-    return found | {name: getattr(layer.mlp, name) for name in MLP}
+    found = {name: getattr(getattr(block, mixer), name) for name in names}
+    return found | {name: getattr(block.mlp, name) for name in MLP}
 
 
-def fields_of(kind: str, layer) -> dict[str, Tensor]:
-    """Every tensor of a block that a phase reads, by its name: "q_proj", "q_proj_scale", "q_proj_bias". In
-    place of those that it has not stands its first norm, which is not read there."""
-    filler = layer.input_layernorm.weight
-    found = {"input_norm": filler, "post_norm": layer.post_attention_layernorm.weight}
-    for name, part in projections(kind, layer).items():
-        found |= {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
-    if kind == "attention":
-        norms = {name: getattr(layer.self_attn, name) for name in ("q_norm", "k_norm")}
-        found |= {name: norm and norm.weight for name, norm in norms.items()}
-    elif kind == "conv":
-        found |= {"taps": layer.conv.weight, "taps_bias": layer.conv.bias}
-    else:
-        mixer = layer.linear_attn
-        found |= {name: getattr(mixer, name) for name in ("conv_weight", "dt_bias", "A_log")}
-        found["norm"] = mixer.norm.weight
-    return {name: filler.detach() if one is None else one.detach() for name, one in found.items()}
+@dataclass(frozen=True)
+class Layer:
+    """A block of the decoder as phases read it.
+
+    kind: of its mixer.
+    tensors: every tensor that a phase reads, by its name: "q_proj", "q_proj_scale", "q_proj_bias". In place
+        of those that it has not stands its first norm, which is not read there.
+    """
+
+    kind: str
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, kind: str, block) -> Layer:
+        found = {"post_norm": block.post_attention_layernorm.weight}
+        for name, part in projections(kind, block).items():
+            scale = getattr(part, "scale", None)
+            found |= {name: part.weight, f"{name}_scale": scale, f"{name}_bias": part.bias}
+        for name in KERNELS[kind].tensors:
+            own = getattr(getattr(block, MIXERS[kind][0]), name)
+            found[name] = own.weight if isinstance(own, nn.Module) else own
+        first = block.input_layernorm.weight.detach()
+        tensors = {name: first if one is None else one.detach() for name, one in found.items()}
+        return cls(kind, {"input_norm": first} | tensors)
+
+    def products(self, *names: str) -> tuple[list[Tensor], bool]:
+        """Weights of linear layers, then their scales, then their biases; whether they have biases."""
+        parts = [self.tensors[f"{name}{what}"] for what in ("", "_scale", "_bias") for name in names]
+        return parts, parts[-1] is not self.tensors["input_norm"]
+
+
+class Pass(NamedTuple):
+    """A token of each row: sizes and tensors that the kernels of all layers have in common."""
+
+    S: kernels.Sizes
+    rows: int
+    position: Tensor
+    capacity: int
+
+
+class Mixer(NamedTuple):
+    """A kind of mixer, between two products: from `_mixed` to `_attended`.
+
+    heights: config -> those of the matrices that it is made by, and last the width of its result.
+    tensors: names of what its kernel reads beside linear layers: norms and tensors of its module, or None.
+    launch: (decoder, pass, layer, the layer's cache): its kernel.
+    """
+
+    heights: Callable[[Any], tuple[int, ...]]
+    tensors: tuple[str, ...]
+    launch: Callable[[TritonDecoder, Pass, Layer, dict[str, Tensor]], None]
 
 
 class TritonDecoder:
@@ -117,12 +153,11 @@ class TritonDecoder:
         self._device = norm.device
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
-        self._layers = [(kind, fields_of(kind, layer)) for kind, layer in by_mixer(language_model)]
+        self._layers = list(map(Layer.of, kinds_of(config), language_model.layers))
 
         self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
         self._width = config.head_dim
-        group = triton.next_power_of_2(self._heads // self._kv)
-        self._lines, self._group = group, max(16, group)
+        self._group = triton.next_power_of_2(self._heads // self._kv)
 
         def new(*shape: int, dtype=norm.dtype) -> Tensor:
             return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
@@ -131,23 +166,15 @@ class TritonDecoder:
         floats = {"dtype": torch.float32}
         self._x, self._h = new(config.hidden_size), new(config.intermediate_size)
         self._cos, self._sin = new(config.rotary_dim // 2), new(config.rotary_dim // 2)
-        # What a mixer reads and writes between its products; the heights of the matrices that it is made by.
-        kinds = {kind for kind, _ in self._layers}
-        values = config.delta_value_heads * config.delta_value_dim
-        inputs = 2 * config.delta_key_heads * config.delta_key_dim + values
-        queries, keys = self._heads * self._width * (1 + config.attention_gate), self._kv * self._width
-        self._heights = {
-            "attention": (queries, keys, keys),
-            "conv": (3 * config.hidden_size,),
-            "delta": (inputs, values, config.delta_value_heads, config.delta_value_heads),
-        }
-        self._mixed = new(max(sum(self._heights[kind]) for kind in kinds))
-        self._attended = new(max(self._heads * self._width, config.hidden_size, values))
+        # What a mixer reads and writes between its products.
+        heights = [KERNELS[kind].heights(config) for kind in {*kinds_of(config)}]
+        self._mixed = new(max(sum(made) for *made, _ in heights))
+        self._attended = new(max(width for *_, width in heights))
         self._logits = new(config.vocab_size)
         shares = (-(-splits // MOST_ROWS), self._heads)
         self._shares = new(*shares, self._width, **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
-        self._outs = new(values, **floats)  # of gated delta rules
+        self._outs = new(config.delta_value_heads * config.delta_value_dim, **floats)  # of gated delta rules
         self._arrived = new(max(self._kv, config.delta_value_heads), dtype=torch.int32)
 
     def sizes(self, rows: int) -> kernels.Sizes:
@@ -161,8 +188,6 @@ class TritonDecoder:
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
             ONE=rows == 1,
             BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
-            QKV_BIAS=config.attention_bias,
-            O_BIAS=config.attention_bias and not config.qkv_bias_only,
             MLP_BIAS=config.mlp_bias,
             QK_NORM=config.qk_norm,
             TAPS=config.conv_kernel,
@@ -179,8 +204,9 @@ class TritonDecoder:
 
     def _splits(self, rows: int) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
-        registers."""
-        fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * self._width), 64)
+        registers, four parts of a group one after the other."""
+        most = 8192 // self._width
+        fitting = min(self._programs // (rows * self._kv), most, 4 * most // self._group, 64)
         return 1 << max(fitting, 1).bit_length() - 1
 
     def __call__(
@@ -215,26 +241,22 @@ class TritonDecoder:
     ) -> None:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
-        # Else the assembler spills a few, for some sizes, to have more programs at once.
-        two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
-        last = {"maxnreg": 96} if S.BITS == 8 and S.ONE else {}
-        x, mixed, attended, h = self._x, self._mixed, self._attended, self._h
-        most, capacity = 8 * self._programs, geometry(kv_cache).capacity
-
-        def grid(height: int, block: int) -> tuple[int]:
-            return (min(-(-height // block), most, MOST_PROGRAMS),)
+        two = registers(128) if S.BITS == 4 and not S.ONE else {}
+        last = registers(96) if S.BITS == 8 and S.ONE else {}
+        x, h = self._x, self._h
+        at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
         def project(norm: Tensor, parts: list[Tensor], out: Tensor, heights, bias: bool, **more) -> None:
             """`kernels.project` of up to four matrices, with `parts`, their weights, scales and biases."""
             tile, count, none = S.tile(S.D), len(heights), 4 - len(heights)
             four = [parts[n + min(i, count - 1)] for n in range(0, 3 * count, count) for i in range(4)]
-            kernels.project[grid(sum(heights), tile[0])](
+            kernels.project[self._grid(sum(heights), tile[0])](
                 *(x, norm, *four, out, rows, eps, *heights, *[0] * none, S, bias, *tile), **warps, **more
             )
 
-        def add_product(y: Tensor, parts: list[Tensor], width: int, bias: bool) -> None:
+        def add_product(y: Tensor, parts: list[Tensor], bias: bool, width: int) -> None:
             tile = S.tile(width)
-            kernels.add_product[grid(S.D, tile[0])](y, *parts, x, rows, width, S, bias, *tile, **warps)
+            kernels.add_product[self._grid(S.D, tile[0])](y, *parts, x, rows, width, S, bias, *tile, **warps)
 
         table, head = model.embed_tokens, model.lm_head
         kernels.begin[(rows,)](
@@ -242,52 +264,26 @@ class TritonDecoder:
             *(model.inv_freq(self._device), x, self._cos, self._sin, rows, S),
             *(max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.ROTARY // 2)),
         )
-        for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
-
-            def parts(*names: str, of: dict[str, Tensor] = layer) -> list[Tensor]:
-                return [of[f"{name}{what}"] for what in ("", "_scale", "_bias") for name in names]
-
-            *made, out = MIXERS[kind][1]
-            heights, bias = (
-                self._heights[kind],
-                {"attention": S.QKV_BIAS, "conv": S.CONV_BIAS}.get(kind, False),
-            )
-            project(layer["input_norm"], parts(*made), mixed, heights, bias)
-            if kind == "attention":
-                splits, key = self._splits(rows), cache["key"]
-                kernels.attend[(rows * self._kv * splits,)](
-                    *(mixed, layer["q_norm"], layer["k_norm"], key, cache["value"], self._cos, self._sin),
-                    *(position, self._shares, self._maxima, self._sums, self._arrived, attended, rows),
-                    *(capacity, *key.stride()[:2], eps, 1 / math.sqrt(self._width)),
-                    *(S, splits, self._group, self._lines),
-                    num_warps=4,
-                )
-                add_product(attended, parts(out), self._heads * self._width, S.O_BIAS)
-            elif kind == "delta":
-                held = [cache[name] for name in ("state", "recent", "inputs")]
-                kernels.delta[(rows * S.DELTA_VALUES * -(-S.DV // COLUMNS),)](
-                    *(mixed, *(layer[name] for name in ("conv_weight", "dt_bias", "A_log", "norm")), *held),
-                    *(position, self._outs, self._arrived, attended, rows, capacity),
-                    *(*(tensor.stride(0) for tensor in held), eps, S),
-                    *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
-                    num_warps=4,
-                )
-                add_product(attended, parts(out), S.E, False)
-            else:
-                kernels.convolve[grid(rows * S.D, CONVOLVED)](
-                    *(mixed, layer["taps"], layer["taps_bias"], cache["conv"], position, attended, rows),
-                    *(capacity, cache["conv"].stride(0), S, CONVOLVED),
-                    num_warps=4,
-                )
-                add_product(attended, parts(out), S.D, S.CONV_BIAS)
+        for layer, cache in zip(self._layers, kv_cache, strict=True):
+            mixer, (*made, out) = KERNELS[layer.kind], MIXERS[layer.kind][1]
+            *heights, width = mixer.heights(model.config)
+            parts, bias = layer.products(*made)
+            project(layer.tensors["input_norm"], parts, self._mixed, heights, bias)
+            mixer.launch(self, at, layer, cache)
+            add_product(self._attended, *layer.products(out), width)
             tile = S.tile(S.D, pair=True)
-            kernels.gate_up[grid(S.F, tile[0])](
-                *(x, layer["post_norm"], *parts("gate_proj", "up_proj"), h, rows, eps, S, *tile),
+            kernels.gate_up[self._grid(S.F, tile[0])](
+                *(x, layer.tensors["post_norm"], *layer.products("gate_proj", "up_proj")[0], h, rows, eps, S),
+                *tile,
                 **(warps | two),
             )
-            add_product(h, parts("down_proj"), S.F, S.MLP_BIAS)
+            add_product(h, *layer.products("down_proj"), S.F)
         norm = model.norm.weight.detach()
         project(norm, [head.weight.detach(), self._scale_of(head), norm], self._logits, (S.V,), False, **last)
+
+    def _grid(self, height: int, block: int) -> tuple[int]:
+        """Programs for so many rows of a matrix, `block` at a time."""
+        return (min(-(-height // block), 8 * self._programs, MOST_PROGRAMS),)
 
     def _scale_of(self, layer: Any) -> Tensor:
         """Its scales; where it has none, a tensor that is not read."""
@@ -295,5 +291,64 @@ class TritonDecoder:
         return self._cos if scale is None else scale
 
 
+def registers(most: int) -> dict[str, int]:
+    """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
+    more programs at once. AMD's compiler has none."""
+    return {} if torch.version.hip else {"maxnreg": most}
+
+
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _attention_heights(config) -> tuple[int, ...]:
+    queries, keys = (
+        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    return queries * (1 + config.attention_gate), keys, keys, queries
+
+
+def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
+    splits, key, group = decoder._splits(at.rows), cache["key"], decoder._group
+    lines = max(1, min(group, 8192 // (splits * decoder._width)))
+    eps, scale = decoder.model.config.rms_norm_eps, 1 / math.sqrt(decoder._width)
+    kernels.attend[(at.rows * decoder._kv * splits,)](
+        *(decoder._mixed, layer.tensors["q_norm"], layer.tensors["k_norm"], key, cache["value"]),
+        *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
+        *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
+        *(at.S, splits, max(16, group), lines),
+        **registers(168 if at.S.HD < 512 else 255),
+        num_warps=4,
+    )
+
+
+def _convolve(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
+    weight, bias, inputs = layer.tensors["weight"], layer.tensors["bias"], cache["conv"]
+    kernels.convolve[decoder._grid(at.rows * at.S.D, CONVOLVED)](
+        *(decoder._mixed, weight, bias, inputs, at.position, decoder._attended, at.rows, at.capacity),
+        *(inputs.stride(0), at.S, CONVOLVED),
+        num_warps=4,
+    )
+
+
+def _delta_heights(config) -> tuple[int, ...]:
+    heads, values = config.delta_value_heads, config.delta_value_heads * config.delta_value_dim
+    return 2 * config.delta_key_heads * config.delta_key_dim + values, values, heads, heads, values
+
+
+def _delta(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
+    S, held = at.S, [cache[name] for name in ("state", "recent", "inputs")]
+    kernels.delta[(at.rows * S.DELTA_VALUES * -(-S.DV // COLUMNS),)](
+        *(decoder._mixed, *(layer.tensors[name] for name in ("conv_weight", "dt_bias", "A_log", "norm"))),
+        *(*held, at.position, decoder._outs, decoder._arrived, decoder._attended, at.rows, at.capacity),
+        *(*(tensor.stride(0) for tensor in held), decoder.model.config.rms_norm_eps, S),
+        *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
+        num_warps=4,
+    )
+
+
+KERNELS = {
+    "attention": Mixer(_attention_heights, ("q_norm", "k_norm"), _attend),
+    "conv": Mixer(lambda config: (3 * config.hidden_size, config.hidden_size), ("weight", "bias"), _convolve),
+    "delta": Mixer(_delta_heights, ("conv_weight", "dt_bias", "A_log", "norm"), _delta),
+}

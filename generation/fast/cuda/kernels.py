@@ -44,8 +44,6 @@ class Sizes:
     DOT: tl.dtype  # of the operands of tl.dot
     ONE: bool  # a single row; else up to MANY
     BITS: int  # of a weight: those of DT, or 8 or 4, with a float32 scale for each row of a matrix
-    QKV_BIAS: bool
-    O_BIAS: bool
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
     TAPS: int  # positions that a short convolution reads
@@ -380,7 +378,7 @@ def attend(
     A block is a share of the keys of one row and one of its key heads, with all queries that share them. The
     block that the row's new token belongs to writes its key and value to the cache; it takes them from
     registers, so that nobody reads what is being written. The last block of a head to finish puts the shares
-    together. GROUP and LINES are powers of two, at least 16 and at least 1, not less than H / KV.
+    together. GROUP is a power of two, at least 16 and not less than H / KV; LINES: see `put_together`.
 
     A position past the capacity is not written: clamping it would overwrite the last real key. Such a row
     sees its whole cache and itself; whoever lets it run on throws its tokens away.
@@ -388,7 +386,10 @@ def attend(
     G: tl.constexpr = S.H // S.KV
     HALF: tl.constexpr = S.ROTARY // 2
     HEADS: tl.constexpr = S.Q + 2 * S.KV
-    KEYS: tl.constexpr = CHUNK if S.HD < 256 else CHUNK // 2  # wide ones fill the memory of smaller GPUs
+    WIDTH: tl.constexpr = S.HD * S.DT.primitive_bitwidth // 8
+    # Two chunks of keys and two of values, or one of each, have to fit into the shared memory of a small GPU.
+    KEYS: tl.constexpr = max(16, min(CHUNK, 16_384 // WIDTH))
+    STAGES: tl.constexpr = 3 if KEYS * WIDTH <= 16_384 else 2
     g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
     for block in range(tl.program_id(0), count * S.KV * SPLITS, tl.num_programs(0)):
         # Shares of all heads side by side: those that a short row does not need are the last.
@@ -421,7 +422,8 @@ def attend(
             top = tl.where(owner, own, -float("inf"))
             total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
             mixed = total[:, None] * own_value.to(tl.float32)
-            for start in range(split * share, tl.minimum(split * share + share, cached), KEYS):
+            end = tl.minimum(split * share + share, cached)
+            for start in tl.range(split * share, end, KEYS, num_stages=STAGES):
                 slot = start + tl.arange(0, KEYS)
                 there = slot < cached
                 at = slot[:, None] * S.HD + column[None, :]
@@ -463,25 +465,27 @@ def put_together(
     S: tl.constexpr, SPLITS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """attended (H / KV, HD) of a group whose first head is `first` of its row and `head` of all, from its
-    `used` shares."""
-    g, split, column = tl.arange(0, LINES), tl.arange(0, SPLITS), tl.arange(0, S.HD)
-    real = g < S.H // S.KV
-    here = real[:, None] & (split < used)[None, :]
-    at = (head + g)[:, None] * SPLITS + split[None, :]
-    top = tl.load(maxima + at, mask=here, other=-float("inf"), cache_modifier=".cg")
-    total = tl.load(sums + at, mask=here, other=0.0, cache_modifier=".cg")
-    mixed = tl.load(
-        shares + at[:, :, None] * S.HD + column[None, None, :],
-        mask=here[:, :, None] & (column >= 0)[None, None, :],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    # Lines that no head belongs to are all -inf, and -inf less -inf is no number.
-    highest = tl.where(real, tl.max(top, 1), 0.0)
-    weight = tl.exp(top - highest[:, None])
-    out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
-    to = attended + (head + g)[:, None] * S.HD + column[None, :]
-    tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
+    `used` shares; LINES heads at a time."""
+    split, column = tl.arange(0, SPLITS), tl.arange(0, S.HD)
+    for begin in range(0, S.H // S.KV, LINES):
+        g = begin + tl.arange(0, LINES)
+        real = g < S.H // S.KV
+        here = real[:, None] & (split < used)[None, :]
+        at = (head + g)[:, None] * SPLITS + split[None, :]
+        top = tl.load(maxima + at, mask=here, other=-float("inf"), cache_modifier=".cg")
+        total = tl.load(sums + at, mask=here, other=0.0, cache_modifier=".cg")
+        mixed = tl.load(
+            shares + at[:, :, None] * S.HD + column[None, None, :],
+            mask=here[:, :, None] & (column >= 0)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        # Lines that no head belongs to are all -inf, and -inf less -inf is no number.
+        highest = tl.where(real, tl.max(top, 1), 0.0)
+        weight = tl.exp(top - highest[:, None])
+        out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
+        to = attended + (head + g)[:, None] * S.HD + column[None, :]
+        tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
 
 
 @triton.jit
