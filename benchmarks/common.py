@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
-from families import FAMILIES, qwen_vl
+from families import FAMILIES, gemma4, qwen_vl
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
@@ -40,6 +40,8 @@ from inference.fast import has_fast_bfloat16
 from inference.flags import positive
 from models.checkpoints.load import meta_init, prepare_device, read_config
 from models.config import TextConfig, VisionConfig, VLMConfig
+from models.gemma4_text import Gemma4TextConfig
+from models.gemma4_vision import Gemma4VisionConfig
 from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
@@ -79,6 +81,7 @@ _BASE = _vision(768, 3072, 12, 12, 512, 16)
 _LLAMA = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0}
 _LARGE = {"max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "rope_theta": 273_768.0}
 _TIED: dict[str, Any] = {"image_token_id": 49_151, "tie_word_embeddings": True}
+_NEAR = (*["sliding"] * 4, "full") * 3  # fifteen layers with keys of their own, twenty that share them
 _QWEN3 = {"head_dim": 128, "qk_norm": True, "max_position_embeddings": 262_144, "rope_theta": 5e6}
 SHAPES = {
     "SmolVLM-256M": VLMConfig(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
@@ -95,6 +98,29 @@ SHAPES = {
         family=qwen_vl.NAME,
     ),
     "Qwen3.5-0.8B": published("Qwen/Qwen3.5-0.8B"),
+    "Gemma-4-E2B": VLMConfig(
+        Gemma4VisionConfig(),
+        Gemma4TextConfig(
+            vocab_size=262_144,
+            hidden_size=1536,
+            intermediate_size=6144,
+            num_hidden_layers=35,
+            num_attention_heads=8,
+            num_key_value_heads=1,
+            head_dim=256,
+            max_position_embeddings=131_072,
+            layer_types=(*_NEAR, *(f"{kind} shared" for kind in _NEAR + _NEAR[:5])),
+            qk_norm=True,
+            per_layer_width=256,
+            per_layer_count=35,
+            shared_mlp_factor=2,
+            logit_cap=30.0,
+        ),
+        scale_factor=1,
+        image_token_id=258_880,
+        tie_word_embeddings=True,
+        family=gemma4.NAME,
+    ),
     "LFM2.5-VL-450M": published("LiquidAI/LFM2.5-VL-450M"),
     # What configs/nanovlm-*.yaml train.
     "nanoVLM-222M": VLMConfig(

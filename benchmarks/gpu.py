@@ -96,6 +96,7 @@ def sections(device: str, output: Path = ROOT / "runs/gpu") -> dict[str, Section
         "profile": Section(30, own("profile")),
         "Qwen3.5-0.8B": Section(75, decode("Qwen3.5-0.8B", "ours-fast", "bfloat16,int4", "1,17", "")),
         "Qwen3-VL-2B": Section(75, decode("Qwen3-VL-2B", "ours-fast", "bfloat16,int4", "1,17", "")),
+        "Gemma-4-E2B": Section(60, decode("Gemma-4-E2B", "ours-fast", "bfloat16", "1", "")),
         "rows": Section(60, rows),
         "scheduler": Section(60, [*batching, "--slots", "2" if cpu else "8"]),
         "tests": Section(
@@ -197,6 +198,7 @@ def env(device: str) -> None:
 
 
 PROBED = [("SmolVLM-256M", "bfloat16"), ("Qwen3.5-0.8B", "bfloat16"), ("SmolVLM-256M", "int4")]
+PROBED += [("Gemma-4-E2B", "bfloat16")]
 ROWS = (1, 2, 8, 9, 16, 64)
 CAPACITY = {"cpu": 130, "cuda": 1200}
 PLACES = {"cpu": (0, 63, 129), "cuda": (0, 63, 64, 127, 1100, 1199)}
@@ -225,6 +227,9 @@ def probe(device: str) -> None:
                 small[name] = 2
             for name in ("head_dim", "delta_key_dim", "delta_value_dim"):
                 small[name] = 16
+            if hasattr(text, "per_layer_width"):
+                small |= {"per_layer_width": 16, "per_layer_vocab": 320, "per_layer_count": len(kinds)}
+                small |= {"full_head_dim": 32, "sliding_window": 32}
             SHAPES[shape] = replace(SHAPES["tiny"], text=replace(text, **small, rope_sections=()))
         kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
         model = build_ours(shape, kind, "cpu" if precision == "int4" else device)
