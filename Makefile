@@ -23,7 +23,7 @@ CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer demo serve test test-all types quick-tests slow-tests cuda-check soak train clean
+.PHONY: answer demo serve test test-all types quick-tests slow-tests cuda-check cuda-interpreted cuda-compiled soak train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
@@ -55,9 +55,15 @@ slow-tests: $(TESTED)
 	$(PYTEST) -m slow
 
 # Triton's kernels in its interpreter, and compiled for GPUs that need not be here.
-cuda-check: export OMP_NUM_THREADS := 1
 cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
+	@$(MAKE) --no-print-directory -j2 cuda-interpreted cuda-compiled
+
+cuda-interpreted cuda-compiled: export OMP_NUM_THREADS := 1
+
+cuda-interpreted:
 	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore::DeprecationWarning tests/cuda_check
+
+cuda-compiled:
 	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 
 # The long versions of what `make test-all` does a little of: damaged inputs, kills, the page and the server under load.

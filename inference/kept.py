@@ -57,7 +57,7 @@ from generation.fast.native.panels import (
     to_rows,
 )
 from generation.fast.native.step import NativeStep
-from generation.fast.quantized import put_layers
+from generation.fast.quantized import PackedEmbedding, put_layers
 from generation.fast.tower import FastTower
 from generation.prefix_store import PREFIX_BYTES, PrefixStore, is_finite
 from inference.errors import RequestError
@@ -454,7 +454,10 @@ class KeptWeights:
                 first = names[0].rpartition(".")[0]
                 others = ("scale", "sum", "bias", "words")
                 parts = {part: self.tensors.get(f"{first}.{part}") for part in others}
-                made = kind.of(tuple(module.weight.shape), weight=kept, **parts)
+                shape, made = tuple(module.weight.shape), None
+                if parts["words"] is parts["sum"] is None:  # rows
+                    made = PackedEmbedding(kept, parts["scale"], torch.float32, shape[1])
+                made = made or kind.of(shape, weight=kept, **parts)
                 setattr(model.get_submodule(above), own, made)
             elif not isinstance(module, PanelWeight):  # else a bias, which came with its matrix
                 setattr(module, leaf, nn.Parameter(kept))

@@ -56,17 +56,22 @@ int main(void) {
     }
     enum { LAYERS = 2, WIDTH = 72, HEADS = 4, PAIRS = 2, DIM = 20, INNER = 100, VOCAB = 90, ROOM = 96 };
     Layer layer[LAYERS] = {0};
-    for (int l = 0; l < LAYERS; l++) {
+    Attention attention[LAYERS] = {0};
+    for (int l = 0; l < LAYERS; l++) { /* the second one as Gemma 4 has them */
         Layer *one = layer + l;
-        one->q = matrix(HEADS * DIM, WIDTH), one->k = matrix(PAIRS * DIM, WIDTH), one->v = matrix(PAIRS * DIM, WIDTH);
+        Attention *a = attention + l;
+        a->q = matrix(HEADS * DIM, WIDTH), a->k = matrix(PAIRS * DIM, WIDTH), a->v = matrix(PAIRS * DIM, WIDTH);
+        a->key = calloc(PAIRS * ROOM * DIM, sizeof(cached)), a->value = calloc(PAIRS * ROOM * DIM, sizeof(cached));
+        a->heads = HEADS, a->kv_heads = PAIRS, a->head_dim = DIM, a->pairs = a->apart = DIM / 2, one->mixer = a;
         one->o = matrix(WIDTH, HEADS * DIM), one->gate = matrix(INNER, WIDTH), one->up = matrix(INNER, WIDTH);
-        one->down = matrix(WIDTH, INNER);
-        one->input_norm = numbers(WIDTH, 0.2f, 1), one->post_norm = numbers(WIDTH, 0.2f, 1);
-        one->key = calloc(PAIRS * ROOM * DIM, sizeof(cached)), one->value = calloc(PAIRS * ROOM * DIM, sizeof(cached));
+        one->down = matrix(WIDTH, INNER), one->scale = 1;
+        one->input_norm = numbers(WIDTH, 0.2f, 1), one->mlp_norm = numbers(WIDTH, 0.2f, 1);
+        if (l) one->mixed_norm = one->fed_norm = numbers(WIDTH, 0.2f, 1), one->scale = 0.8f;
+        if (l) a->q_norm = a->v_norm = numbers(DIM, 0.2f, 1), a->window = 41, a->pairs = DIM / 4;
     }
     int64_t axis[DIM / 2] = {0}, id[ROOM], row[ROOM] = {0}, position[ROOM];
-    Model model = {.layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = PAIRS, .head_dim = DIM, .rotated = DIM, .inner = INNER,
-                   .vocab = VOCAB, .eps = 1e-5f, .embedding = matrix(VOCAB, WIDTH), .head = matrix(VOCAB, WIDTH),
+    Model model = {.layers = LAYERS, .width = WIDTH, .vocab = VOCAB, .eps = 1e-5f, .frequencies = DIM / 2,
+                   .embedding = matrix(VOCAB, WIDTH), .head = matrix(VOCAB, WIDTH),
                    .final_norm = numbers(WIDTH, 0.2f, 1), .inv_freq = numbers(DIM / 2, 0.3f, 0.5f), .axis = axis,
                    .layer = layer};
     for (int64_t i = 0; i < ROOM; i++) id[i] = i * 37 % VOCAB, position[i] = i;

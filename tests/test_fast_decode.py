@@ -29,6 +29,8 @@ from inference.fast import fast_step, has_fast_bfloat16, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor
+from models.gemma4_text import Gemma4TextConfig
+from models.gemma4_vision import Gemma4VisionConfig
 from tests.prompts import keys, tiny_vlm
 from tests.qwen_checkpoints import save_hf
 
@@ -47,20 +49,35 @@ STATES = {
     "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 32, "delta_value_dim": 96,
     "attention_gate": True, "zero_centered_norms": True, "qk_norm": True,
 }  # fmt: skip
+# Gemma 4's: windows that end within a run of tokens and within a chunk of keys, and layers that share keys.
+GEMMA = {
+    "num_hidden_layers": 5, "layer_types": ("sliding", "full", "sliding", "sliding shared", "full shared"),
+    "sliding_window": 37, "full_head_dim": 80, "shared_mlp_factor": 2, "per_layer_width": 12,
+    "per_layer_count": 5, "per_layer_vocab": 211, "logit_cap": 3.0,
+}  # fmt: skip
+KINDS = {"attention": {"qk_norm": True}, "states": STATES, "Gemma 4": GEMMA}
+of_each_kind = pytest.mark.parametrize("parts", KINDS.values(), ids=KINDS)
 
 
-def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512, **parts):
+def make_model(shape="grouped", tied=False, dtype=torch.float32, **parts):
     torch.manual_seed(1)
-    text = TextConfig(
-        vocab_size=211, hidden_size=56, intermediate_size=100, num_hidden_layers=3,
-        max_position_embeddings=max_position_embeddings, rms_norm_eps=1e-5, **SHAPES[shape], **parts,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": 211, "hidden_size": 56, "intermediate_size": 100, "num_hidden_layers": 3,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    gemma = "sliding_window" in parts
+    text = (Gemma4TextConfig if gemma else TextConfig)(**sizes | SHAPES[shape] | parts)
     vision = VisionConfig(16, 32, 1, 2, 3, 32, 16)
-    config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=3, tie_word_embeddings=tied)
+    family = {"family": "gemma4"} if gemma else {}
+    if gemma:
+        vision = Gemma4VisionConfig(16, 32, 1, 2, patch_size=16, merge_size=1, table_side=8)
+    config = VLMConfig(
+        vision=vision, text=text, scale_factor=1, image_token_id=3, tie_word_embeddings=tied, **family
+    )
     model = VisionLanguageModel(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.2).add_(0.8 * name.endswith("layer_scalar"))
     return model.to(dtype)
 
 
@@ -94,7 +111,7 @@ def needs_compiler():
 
 PARTS = (
     *({"attention_bias": True, "qkv_bias_only": True}, {"mlp_bias": True}, {"attention_bias": True}),
-    {"qk_norm": True},
+    *({"qk_norm": True}, GEMMA, GEMMA | {"per_layer_width": 0, "logit_cap": None, "mlp_bias": True}),
 )
 
 
@@ -124,7 +141,7 @@ def test_native_equals_eager(shape, rows, precision, parts):
 
 @pytest.mark.slow(but=2)
 @torch.no_grad()
-@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
+@of_each_kind
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
@@ -154,15 +171,15 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
+@of_each_kind
 def test_rows_that_have_ended_take_no_part(parts):
     """Many more rows than tokens, as in the last chunk of prompts of which one is longest."""
     lm = make_model(**parts).language_model
     step, ids = NativeStep(lm), torch.randint(0, 50, (64, 3))
     cache = kv.allocate_for(lm, 64, 8)
-    expected = step.prefill(lm.embed_tokens(ids[63:]), [3], kv.view(cache, 8, 63, 1))
+    expected = step.prefill(lm.embed(ids[63:]), [3], kv.view(cache, 8, 63, 1))
     kept = copy.deepcopy(cache)
-    got = step.prefill(lm.embed_tokens(ids), [*[0] * 63, 3], cache)
+    got = step.prefill(lm.embed(ids), [*[0] * 63, 3], cache)
     assert torch.equal(got[63:], expected)
     assert all(
         torch.equal(a, b) for one, other in zip(cache, kept) for a, b in zip(one.values(), other.values())
@@ -171,15 +188,17 @@ def test_rows_that_have_ended_take_no_part(parts):
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
+@of_each_kind
 @pytest.mark.parametrize(
     ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0), ("int4", 0)]
 )
 def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision, offset, parts):
     """Prompts of several passes, chunks across the lengths at which attention changes its chunks; with an
     offset, rotary places of three axes in prompts."""
-    lm = make_model(**parts, **IMAGE_PLACES if offset else {}).language_model
-    places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
+    axes = bool(offset) and parts is not GEMMA
+    lm = make_model(**parts, **IMAGE_PLACES if axes else {}).language_model
+    places = (torch.arange(540) + offset).expand(3, 3, -1) if axes else None
+    offset = offset if axes else 0
     if precision != "float32":
         pack(lm, precision, round_layer)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
@@ -191,7 +210,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     chunks = torch.cat([step.chunk(ids[:1, t : t + 9], other, t, offset)[0] for t in range(0, 540, 9)])
     assert torch.equal(chunks, single)
     ragged = empty(3)
-    logits = step.prefill(lm.embed_tokens(ids), lengths, ragged, 0, places)
+    logits = step.prefill(lm.embed(ids), lengths, ragged, 0, places)
     assert torch.equal(logits[0], single[-1])
     for own, kept in zip(cache, other, strict=True):
         for name, tensor in own.items():
@@ -201,7 +220,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     for row in (1, 2):
         own = ids[row : row + 1, : lengths[row]]
         own_places = None if places is None else places[:, :1, : lengths[row]]
-        expected = step.prefill(lm.embed_tokens(own), lengths[row : row + 1], empty(1), 0, own_places)
+        expected = step.prefill(lm.embed(own), lengths[row : row + 1], empty(1), 0, own_places)
         assert torch.equal(logits[row], expected[0])
     # On a prefix of its own in each row, too.
     after = step.chunk(ids[:, :4], ragged, torch.tensor(lengths), torch.tensor([offset, 3, -3]))
@@ -220,6 +239,22 @@ def test_tokens_in_vain_leave_no_trace():
         assert torch.equal(step(ids[:, at : at + 1], other, at), expected)
 
 
+@torch.no_grad()
+def test_of_a_window_no_more_is_read_than_it_has():
+    """Nor of any layer what comes after a token."""
+    lm, window, held = make_model(**GEMMA).language_model, GEMMA["sliding_window"], 90
+    step, ids = NativeStep(lm), torch.arange(held + 9)[None] * 5 % 211
+    cache = kv.allocate_for(lm, 1, 128)
+    step.chunk(ids[:, :held], cache, 0)
+    other = copy.deepcopy(cache)
+    for kind, layer in zip(lm.config.layer_types, other, strict=True):
+        for kept in layer.values():
+            kept[:, :, held:] = torch.nan
+            kept[:, :, : held + 1 - window if kind == "sliding" else 0] = torch.nan
+    expected = step.chunk(ids[:, held:], cache, held)
+    assert torch.equal(step.chunk(ids[:, held:], other, held), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, torch.tensor([-2, 30, 0])])
 def test_native_rows_at_their_own_positions_and_in_views(offset):
@@ -231,12 +266,27 @@ def test_native_rows_at_their_own_positions_and_in_views(offset):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
+def gemma_of_any_size(draw):
+    """Layers of both kinds, of which the last ones share keys, or none does."""
+    count, own = draw.randint(3, 6), ["sliding", "full"]
+    kinds = [*own, *(draw.choice(own) for _ in range(count - 2))]
+    for at in range(count - draw.randint(0, count - 2), count):
+        kinds[at] += " shared"
+    return GEMMA | {
+        "num_hidden_layers": count, "per_layer_count": count,
+        "layer_types": tuple(kinds),
+        "sliding_window": draw.choice([1, 7, 32, 130]), "full_head_dim": draw.choice([16, 36, 512]),
+        "full_rotary_factor": draw.choice([0.25, 0.6, 1.0]), "shared_mlp_factor": draw.choice([1, 2]),
+        "per_layer_width": draw.choice([0, 5, 64]), "logit_cap": draw.choice([None, 2.0]),
+    }  # fmt: skip
+
+
 @pytest.mark.slow(but=3)
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", [14, 15, *range(14), 16, 17])
 def test_native_prompts_of_images_equal_eager(seed):
     """Rotary places in three axes and DeepStack, cut anywhere, and then tokens at offsets of their own; from
-    seed 8 on with states, and heads of which half is rotated."""
+    seed 8 on with states, and heads of which half is rotated; from seed 14 on Gemma 4's of any sizes."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     shape = draw.choice(list(SHAPES))
     half, rows = SHAPES[shape]["head_dim"] // 2, draw.randint(1, 4)
@@ -246,12 +296,16 @@ def test_native_prompts_of_images_equal_eager(seed):
         sizes = {"delta_key_dim": draw.choice([16, 48, 64]), "delta_value_dim": draw.choice([32, 96])}
         parts = {**STATES, **sizes, "conv_kernel": draw.choice([2, 4])}
         parts["partial_rotary_factor"] = 2 * half / SHAPES[shape]["head_dim"]
-    parts["rope_sections"] = (half - 2 * (half // 4), half // 4, half // 4)
-    lm = make_model(shape, rope_interleaved=seed % 2, **parts).language_model
+    parts |= {"rope_sections": (half - 2 * (half // 4), half // 4, half // 4), "rope_interleaved": seed % 2}
+    if seed >= 14:
+        parts = gemma_of_any_size(draw)
+    lm = make_model(shape, **parts).language_model
     lengths = [draw.randint(2, 300) for _ in range(rows)]
     longest, deep = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
     x = torch.randn(rows, longest, 56 * deep, generator=generator)
     places = torch.randint(0, longest, (3, rows, longest), generator=generator)
+    if seed >= 14:
+        x, places = lm.embed(torch.randint(0, 211, (rows, longest), generator=generator)), None
     empty = lambda: kv.allocate_for(lm, rows, 320)
     eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()
     expected = eager.prefill(x, lengths, reference := empty(), 0, places)

@@ -136,7 +136,7 @@ def test_a_strange_network_answers_as_pytorch_does(change):
 def test_a_field_that_a_step_does_not_know_must_have_its_default(monkeypatch):
     """So whoever gives a network a new field need not think of the fast steps."""
     older = replace(DECODER, known=DECODER.known.replace("attention_bias", ""))
-    monkeypatch.setattr("generation.fast.native.step.DECODER", older)
+    monkeypatch.setattr("generation.fast.network.DECODER", older)
     from tests.test_fast_decode import make_model
 
     assert isinstance(fast_step(make_model().language_model)[0], NativeStep)

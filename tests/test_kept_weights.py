@@ -16,12 +16,12 @@ from inference import checkpoint as checkpoint_module
 from inference import kept as kept_files
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
-from tests import tiny
+from tests import gemma4_checkpoints, tiny
 from tests.prompts import tiny_vlm
 from tests.qwen_checkpoints import save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
-BOTH = pytest.mark.parametrize("opened", [0, 2], indirect=True)  # head and embedding are one, or two
+EACH = pytest.mark.parametrize("opened", [0, 2, "gemma4"], indirect=True)  # one or two tables, or one in rows
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def opened(request, tmp_path, monkeypatch):
     state of the first opening)."""
     kept_files.load_panels(4)  # compiled where it always is
     folder, rounded, put = tmp_path / "model", [], kept_files.put_layers
-    save_hf("qwen3_vl", folder, getattr(request, "param", 0))
+    if (of := getattr(request, "param", 0)) == "gemma4":
+        gemma4_checkpoints.save_hf(folder)
+    else:
+        save_hf("qwen3_vl", folder, of)
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_files, "LEAST_BYTES", 0)
     monkeypatch.setattr(kept_files, "put_layers", lambda *given: (rounded.append(given[1]), put(*given)))
@@ -52,7 +55,7 @@ def same(model, state):
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
     """On the meta device, which takes the numbers for granted."""
     open_again, *_ = opened
@@ -67,7 +70,7 @@ def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_a_second_opening_rounds_nothing_and_what_it_maps_counts_as_taken(opened):
     """The system says that the pages of a mapped file are free, and a cache would be given them."""
     open_again, _, kept, state = opened

@@ -20,7 +20,7 @@ from data.errors import ProcessorError
 from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
 from families.keys import quantization
-from generation.fast.network import DECODER
+from generation.fast.network import decoder_of
 from generation.fast.quantized import UNPACKED, rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
@@ -76,7 +76,11 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "parameters": parameters,
         "stored": headers and _stored(headers),
         "quantized": ", ".join(formats),
-        "step": text and (DECODER.unknown(model.language_model) or "in C on a CPU, recorded on CUDA"),
+        "step": text
+        and (
+            decoder_of(model.language_model).unknown(model.language_model)
+            or "in C on a CPU, recorded on CUDA"
+        ),
         "fits": fits,
         "left_out": left_out,
         "vision": vision and _settings(vision),

@@ -161,9 +161,12 @@ PACKED_TOWER = Network(
         merger_norm merger_norm_eps merger_width merger_bias""",
     eps="norm_eps",
 )
-# The linear layers of each kind of mixer of a decoder's layer, and of what follows it.
+# Each kind of mixer: its name in a decoder's layer, and its linear layers, the last of which multiplies what
+# was mixed. Layers of Gemma 4 that are shared have no keys of their own.
+_ATTENTION = ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj"))
 MIXERS = {
-    "attention": ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    **dict.fromkeys(("attention", "sliding", "full"), _ATTENTION),
+    **dict.fromkeys(("sliding shared", "full shared"), ("self_attn", ("q_proj", "o_proj"))),
     "conv": ("conv", ("in_proj", "out_proj")),
     "delta": ("linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
 }

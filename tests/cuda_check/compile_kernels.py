@@ -1,7 +1,10 @@
-"""Compile every kernel of the decode step for GPUs that need not be here, and fail if one spills registers.
+"""Compile the kernels of the decode step for GPUs that need not be here, and check what the compilers say.
 
-    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: some minutes on two cores
-    python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1
+    python -m tests.cuda_check.compile_kernels    # each kind of kernel for each GPU: minutes on two cores
+    python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1 --every
+
+It fails if a kernel spills registers or needs more shared memory than a block has, if one that is started
+early reads before it waits for the kernel before it, and if a GPU that is too old is not refused.
 
 Needs Triton and the assembler that comes with it. What is compiled is what `TritonDecoder` launches for
 models of published sizes: their weights are on the meta device, and launches are written down.
@@ -10,25 +13,42 @@ models of published sizes: their weights are on the meta device, and launches ar
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import multiprocessing
 import re
-import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, compile, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from generation import kv_cache as kv
-from generation.fast.cuda import decoder
+from generation.fast.cuda import decoder, kernels
 from models.config import TextConfig
 from models.language_model import LanguageModel
 
-PROGRAMS = {80: 108, 90: 132, 100: 148}  # multiprocessors
+# Compute capability -> multiprocessors, and KiB of shared memory that a block has at most.
+TARGETS = {
+    75: (40, 64),
+    80: (108, 163),
+    86: (84, 99),
+    89: (128, 99),
+    90: (132, 227),
+    100: (148, 227),
+    120: (170, 99),
+}
+REFUSED = {75}
+WEIGHTS = ("bfloat16", "float16", "float32", "int8", "int4")
+ROWS = (1, 4, 16, 32, 64)  # the last three take turns over the GPUs
+PRODUCTS = {"project", "add_product", "gate_up"}
 ROUNDED = {"int8": torch.int8, "int4": torch.int32}
 LAYERS = 3  # are compiled like thirty
 
@@ -80,45 +100,66 @@ def make(config: TextConfig, weights: str) -> LanguageModel:
     return model
 
 
-def launches(model: LanguageModel, rows: int, programs: int) -> dict:
-    """name -> (kernel, arguments, options) of each different launch of a token."""
-    found: dict = {}
-
-    def write_down(kernel, *arguments, grid, warmup, **options):
-        name = kernel.__name__
-        constants = [a for a, p in zip(arguments, kernel.params, strict=True) if p.is_constexpr]
-        found.setdefault((name, *constants), (kernel, arguments, options))
-
-    original, checked, JITFunction.run = JITFunction.run, decoder.unsupported, write_down
-    decoder.unsupported = lambda *_: None
-    try:
-        step = decoder.TritonDecoder(model, programs)
-        cache = kv.allocate_for(model, rows, 4096)
-        ids = torch.zeros(rows, 1, dtype=torch.int64, device="meta")
-        step(ids, cache, ids[:, 0], ids[:, 0] if model.config.rope_sections else None)
-    finally:
-        JITFunction.run, decoder.unsupported = original, checked
-    return found
+@contextmanager
+def pretended(target: int) -> Iterator[None]:
+    """A GPU of this compute capability."""
+    with mock.patch("torch.cuda.get_device_capability", return_value=divmod(target, 10)):
+        yield
 
 
-def resources(kernel, arguments, options: dict, target: GPUTarget) -> dict[str, int]:
-    """Registers, spilled bytes, stack, shared memory and 128-bit loads of a launch."""
-    backend = make_backend(target)
+class Case(NamedTuple):
+    """A model, the type of its weights, rows, and a GPU."""
+
+    target: int
+    shape: str
+    weights: str
+    rows: int
+
+    def launches(self) -> dict[tuple, tuple]:
+        """(name, constants) -> (kernel, arguments, options) of each different launch of a token."""
+        found: dict = {}
+
+        def write_down(kernel, *arguments, grid, warmup, **options):
+            constants = [a for a, p in zip(arguments, kernel.params, strict=True) if p.is_constexpr]
+            found.setdefault((kernel.__name__, *constants), (kernel, arguments, options))
+
+        model = make(SHAPES[self.shape], self.weights)
+        ids = torch.zeros(self.rows, 1, dtype=torch.int64, device="meta")
+        offsets = ids[:, 0] if model.config.rope_sections else None
+        with (
+            pretended(self.target),
+            mock.patch.object(JITFunction, "run", write_down),
+            mock.patch.object(decoder, "unsupported", lambda *_: None),
+        ):
+            step = decoder.TritonDecoder(model, TARGETS[self.target][0])
+            step(ids, kv.allocate_for(model, self.rows, 4096), ids[:, 0], offsets)
+        return found
+
+
+def kind_of(key: tuple) -> tuple:
+    """What a launch has in common with those of which one is enough for a GPU: products differ by the type of
+    weights and the rows of a tile, others by the type of activations, and attention by the width of heads."""
+    name, sizes = key[0], next(value for value in key[1:] if isinstance(value, kernels.Sizes))
+    if name in PRODUCTS:
+        return name, sizes.DT, sizes.BITS, sizes.ROWS
+    return name, sizes.DT, sizes.HD if name == "attend" else sizes.BITS * (name == "begin")
+
+
+def resources(kernel, arguments, options: dict, target: int) -> tuple[dict[str, int], str]:
+    """Registers, spilled bytes, stack, shared memory and 128-bit loads of a launch; and its PTX."""
+    gpu = GPUTarget("cuda", target, 32)
+    backend = make_backend(gpu)
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = binder(*arguments, **options, debug=False)
     options, signature, constants, attributes = kernel._pack_args(
         backend, options, bound, specialization, options
     )
     source = ASTSource(kernel, signature, constants, attributes)
-    made = compile(source, target=target, options=options.__dict__)
+    triton.knobs.compilation.always_compile = triton.knobs.nvidia.dump_ptxas_log = True
+    with redirect_stdout(io.StringIO()) as said:
+        made = compile(source, target=gpu, options=options.__dict__)
+    number = lambda pattern: sum(int(found) for found in re.findall(pattern, said.getvalue()))
     ptx = made.asm["ptx"]
-    gpu = re.search(r"^\.target (\w+)", ptx, re.MULTILINE).group(1)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [get_ptxas(target.arch).path, "-v", f"--gpu-name={gpu}", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    number = lambda pattern: sum(int(found) for found in re.findall(pattern, said))
     return {
         "registers": number(r"Used (\d+) registers"),
         "spilled": number(r"(\d+) bytes spill stores"),
@@ -126,18 +167,61 @@ def resources(kernel, arguments, options: dict, target: GPUTarget) -> dict[str, 
         "shared": made.metadata.shared,
         "vector loads": len(re.findall(r"ld\.global[^\n]*\.v4\.b32|cp\.async[^\n]*, 0x10", ptx)),
         "warps": made.metadata.num_warps,
-    }
+    }, ptx
 
 
-def compile_case(target: int, shape: str, weights: str, rows: int) -> list[tuple[str, bool]]:
-    """A line for each kernel that a model of this kind launches, and whether it spills."""
-    model, lines = make(SHAPES[shape], weights), []
-    for (name, *_), launch in launches(model, rows, PROGRAMS[target]).items():
-        usage = resources(*launch, GPUTarget("cuda", target, 32))
-        line = f"sm_{target} {shape} {weights} rows {rows} {name}"
-        text = "  ".join([line, *(f"{key} {value}" for key, value in usage.items())])
-        lines.append((text, bool(usage["spilled"])))
-    return lines
+ORDER = {"ld.global": "L", "cp.async": "L", "st.global": "S", "atom": "S", "griddepcontrol.wait": "W"}
+
+
+def wrong_order(name: str, alone: bool, ptx: str) -> str | None:
+    """What is wrong with a kernel that is started before the one before it has ended; or None.
+
+    Nothing is written, and no more than weights is read, before it waits: by products alone, and a tile of
+    them where there is one row. Then it lets the next one start.
+    """
+    if ptx.count("griddepcontrol.wait") != 1 or ptx.count("griddepcontrol.launch_dependents") != 1:
+        return "it does not wait once, or let the next one start once"
+    found = "".join(ORDER[one] for one in re.findall("|".join(ORDER), ptx))
+    before = found.partition("W")[0]
+    if "S" in before or ("L" in before and name not in PRODUCTS):
+        return f"it reads or writes before it waits: {found}"
+    if alone and name in PRODUCTS and not before:
+        return f"weights are not read before it waits: {found}"
+    return None
+
+
+def check(case: Case, chosen: list[tuple]) -> list[tuple[str, list[str]]]:
+    """Compile launches of a case: a line for each, and what is wrong with it."""
+    found = []
+    for key, launch in case.launches().items():
+        if key not in chosen:
+            continue
+        usage, ptx = resources(*launch, case.target)
+        wrong = ["registers are spilled"] if usage["spilled"] else []
+        if usage["shared"] > TARGETS[case.target][1] * 1024:
+            wrong.append(f"a block has {TARGETS[case.target][1]} KiB of shared memory")
+        if case.target >= 90 and key[0] != "begin" and not launch[2].get("launch_pdl"):
+            wrong.append("it is not started early")
+        if case.target >= 90 and (reason := wrong_order(key[0], case.rows == 1, ptx)):
+            wrong.append(reason)
+        line = f"sm_{case.target} {case.shape} {case.weights} rows {case.rows} {key[0]}"
+        found.append(("  ".join([line, *(f"{name} {value}" for name, value in usage.items())]), wrong))
+    return found
+
+
+def choose(target: int, args: Any) -> list[tuple[Case, list[tuple]]]:
+    """The launches to compile for a GPU: all, or one of each kind, of another model for each GPU."""
+    turn = list(TARGETS).index(target)
+    rows = args.rows or (ROWS if args.every else (*ROWS[:2], ROWS[2 + turn % 3]))
+    kinds: dict[tuple, list[tuple[Case, tuple]]] = {}
+    for case in itertools.starmap(Case, itertools.product([target], args.shape, args.weights, rows)):
+        for key in case.launches():
+            kinds.setdefault(kind_of(key), []).append((case, key))
+    jobs: dict[Case, list[tuple]] = {}
+    for number, found in enumerate(kinds.values()):
+        for case, key in found if args.every else [found[(turn + number) % len(found)]]:
+            jobs.setdefault(case, []).append(key)
+    return list(jobs.items())
 
 
 def main() -> None:
@@ -145,29 +229,31 @@ def main() -> None:
         prog="python -m tests.cuda_check.compile_kernels", description=__doc__.split("\n")[0]
     )
     add = parser.add_argument
-    add(
-        "--target", type=int, action="append", choices=PROGRAMS, help="compute capability · 10 (default: all)"
-    )
+    targets = "compute capability · 10 (default: all)"
+    add("--target", type=int, action="append", choices=TARGETS, help=targets)
     add("--shape", action="append", choices=SHAPES, help="sizes of a model (default: all)")
-    add("--weights", action="append", help="bfloat16, int8, int4, ... (default: all)")
-    add("--rows", type=int, action="append", help="rows that are decoded together (default: 1 and 4)")
+    add("--weights", action="append", choices=WEIGHTS, help="type of a model's weights (default: all)")
+    add("--rows", type=int, action="append", help=f"rows that are decoded together (default: {ROWS})")
+    add("--every", action="store_true", help="every launch, not one of each kind for each GPU")
     args = parser.parse_args()
-    cases = [
-        (target, shape, weights, rows)
-        for target in args.target or PROGRAMS
-        for shape in args.shape or SHAPES
-        for weights in args.weights
-        or ["bfloat16", *ROUNDED, *("float16", "float32") * (shape == "SmolVLM-256M")]
-        for rows in args.rows or (1, 4)
-    ]
-    spilled = []
+    args.shape, args.weights = args.shape or list(SHAPES), args.weights or WEIGHTS
+    failed, supported = [], []
+    for target in args.target or TARGETS:
+        with pretended(target):
+            reason = decoder.unfit(torch.device("cuda"))
+        print(f"sm_{target} {'is refused: ' + reason if reason else ''}", flush=True)
+        if (reason is not None) != (target in REFUSED):
+            failed.append(f"sm_{target} is {'refused' if reason else 'not refused'}")
+        elif reason is None:
+            supported.append(target)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        for lines in pool.map(compile_case, *zip(*cases)):
-            for text, bad in lines:
-                print(text, flush=True)
-                spilled += [text] * bad
-    if spilled:
-        sys.exit("registers are spilled by:\n" + "\n".join(spilled))
+        jobs = itertools.chain(*pool.map(choose, supported, [args] * len(supported)))
+        for lines in pool.map(check, *zip(*jobs)) if supported else ():
+            for line, wrong in lines:
+                print(line, flush=True)
+                failed += [f"{line}: {', '.join(wrong)}"] * bool(wrong)
+    if failed:
+        sys.exit("\n".join(["what is wrong:", *failed]))
 
 
 if __name__ == "__main__":

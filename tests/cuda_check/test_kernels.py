@@ -36,7 +36,7 @@ SHAPES = {
     "32:8": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16},
     "4:4": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
     "4:1, 128": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
-    "3:1, 512": {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 512, "layers": 1},
+    "3:1, 512": {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 512},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "biases of queries, keys and values": {"attention_bias": True, "qkv_bias_only": True},
     "norms of queries and keys": {"qk_norm": True},
@@ -78,11 +78,11 @@ def no_gradients():
         yield
 
 
-def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
-    """A model with every number random, of a width that fills no tile."""
+def make(dtype=torch.float32, **other) -> LanguageModel:
+    """A model with every number random, of a width that fills no tile, and a layer of each type."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 48} | other
     config = TextConfig(
-        vocab_size=VOCAB, intermediate_size=72, num_hidden_layers=layers,
+        vocab_size=VOCAB, intermediate_size=72, num_hidden_layers=len(other.get("layer_types", "1")),
         max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
     )  # fmt: skip
     torch.manual_seed(1)
@@ -151,9 +151,9 @@ def test_shapes(shape, rows):
     assert_same(make(**SHAPES[shape]), [70, 5, 131][:rows], 140, programs=24)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 4, 9, 17, 64])
 def test_rows_of_different_lengths(rows):
-    position = [0, 63, 64, 200, 1, 127, 128, 129][-rows:]
+    position = ([0, 63, 64, 200, 1, 127, 128, 129] * 8)[-rows:]
     assert_same(make(), position, 208, programs=60)
 
 
@@ -167,12 +167,12 @@ EDGES = [0, *around(CHUNK, SHARE, SHARE + CHUNK, 2 * SHARE, 4 * SHARE), 1, 2, 3,
 @pytest.mark.parametrize("programs", [3, 160])
 @pytest.mark.parametrize("positions", [EDGES[:8], EDGES[8:16], EDGES[16:]], ids=str)
 def test_lengths_around_the_edges_of_chunks_and_shares(positions, programs):
-    assert_same(make(layers=1), positions, 801, programs=programs)
+    assert_same(make(), positions, 801, programs=programs)
 
 
 @pytest.mark.parametrize("position", [0, 128, *around(1024, 2048, 4096)])
 def test_one_row_at_any_length(position):
-    assert_same(make(layers=1), [position], position + 1, programs=40)
+    assert_same(make(), [position], position + 1, programs=40)
 
 
 @pytest.mark.parametrize("shape", ["gated delta rules", "groups of them"])
@@ -213,17 +213,30 @@ def test_a_cache_that_is_part_of_a_larger_one(shape):
             assert changed == expected, "the new positions and nothing else"
 
 
+def unread(name: str, slots: int, position: int, shape: dict) -> list[int]:
+    """The slots of a cache's tensor that a step at this position does not read."""
+    window = position // kv.STATE_WINDOW
+    begin = {"key": 0, "value": 0, "recent": window * kv.STATE_WINDOW}
+    first = begin.get(name, max(0, position + 1 - shape.get("conv_kernel", 3)))
+    read = {slot % slots for slot in range(first, position)}
+    if name == "state":
+        read = {window % 2} if window else set()
+    return sorted({*range(slots)} - read)
+
+
 @pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
 def test_a_row_knows_nothing_of_the_others(shape):
-    """Garbage in one row, or after a row's position, does not reach another."""
+    """Garbage in one row, in slots that a row does not read, or in buffers, does not reach another."""
     model, token, position = make(**shape), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
     cache, decoder = cache_of(model, 3, 200), TritonDecoder(model, programs=40)
     clean = decoder(token, cache, position).clone()
-    for layer in cache:
-        for tensor in layer.values():
-            tensor[1] = torch.nan
-            tensor[0, :, 21:] = torch.nan
-            tensor[2, :, 8:] = torch.nan
+    for name, tensor in ((name, tensor) for layer in cache for name, tensor in layer.items()):
+        tensor[1] = torch.nan
+        for row in (0, 2):
+            tensor[row, :, unread(name, tensor.shape[2], int(position[row]), shape)] = torch.nan
+    for buffer in (*vars(decoder).values(), *decoder._logits.values()):
+        if isinstance(buffer, torch.Tensor) and buffer.is_floating_point():
+            buffer.fill_(torch.nan)
     dirty = decoder(token, cache, position)
     assert dirty[1].isnan().any()
     assert torch.equal(dirty[[0, 2]], clean[[0, 2]])

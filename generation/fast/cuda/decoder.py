@@ -1,4 +1,4 @@
-"""A decode step of one to eight rows in Triton: the buffers and launches of `kernels`.
+"""A decode step of one to 64 rows in Triton: the buffers and launches of `kernels`.
 
     decoder = TritonDecoder(model.language_model)
     logits = decoder(token, kv_cache, position)     # (B, V); the cache gains one position in each row
@@ -25,7 +25,7 @@ from generation.fast.network import DECODER, MIXERS, MLP
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
-MOST_ROWS: int = kernels.MANY.value
+MOST_ROWS = 64
 MOST_PROGRAMS = 1024  # of a kernel
 CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
 COLUMNS = 16  # of a matrix that a program of `kernels.delta` takes
@@ -41,11 +41,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         return f"it has layers of {min(strange)}"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
-    if not triton.knobs.runtime.interpret:
-        if norm.device.type != "cuda":
-            return f"the weights are on {norm.device.type}"
-        if torch.cuda.get_device_capability(norm.device) < (8, 0):
-            return "the GPU is older than Ampere"
+    if not triton.knobs.runtime.interpret and (reason := unfit(norm.device)):
+        return reason
     width = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
     if "delta" in config.layer_types:
         width = max(width, config.delta_value_heads * config.delta_value_dim)
@@ -70,6 +67,13 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if not all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in read):
         return "a weight is a view that is not contiguous or not aligned"
     return None
+
+
+def unfit(device: torch.device) -> str | None:
+    """The reason why a device does not run the kernels, or None."""
+    if device.type != "cuda":
+        return f"the weights are on {device.type}"
+    return "the GPU is older than Ampere" if torch.cuda.get_device_capability(device) < (8, 0) else None
 
 
 def kinds_of(config) -> list[str]:
@@ -170,7 +174,7 @@ class TritonDecoder:
         heights = [KERNELS[kind].heights(config) for kind in {*kinds_of(config)}]
         self._mixed = new(max(sum(made) for *made, _ in heights))
         self._attended = new(max(width for *_, width in heights))
-        self._logits = new(config.vocab_size)
+        self._logits: dict[int, Tensor] = {}  # (ROWS, V) by ROWS, made when they are needed: they are large
         shares = (-(-splits // MOST_ROWS), self._heads)
         self._shares = new(*shares, self._width, **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
@@ -186,7 +190,8 @@ class TritonDecoder:
             *(config.intermediate_size, config.vocab_size, kind),
             # The interpreter multiplies the bits of bfloat16 as integers.
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
-            ONE=rows == 1,
+            ROWS=1 if rows == 1 else max(8, triton.next_power_of_2(rows)),
+            EARLY=starts_early(self._device),
             BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
             MLP_BIAS=config.mlp_bias,
             QK_NORM=config.qk_norm,
@@ -233,14 +238,13 @@ class TritonDecoder:
             raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
-            self._launch(token, kv_cache, position, offset, rows)
-        return self._logits[:rows]
+            return self._launch(token, kv_cache, position, offset, rows)
 
     def _launch(
         self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None, rows: int
-    ) -> None:
+    ) -> Tensor:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
-        warps = {"num_warps": 8 if rows == 1 else 4}
+        warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
         x, h = self._x, self._h
@@ -279,7 +283,11 @@ class TritonDecoder:
             )
             add_product(h, *layer.products("down_proj"), S.F)
         norm = model.norm.weight.detach()
-        project(norm, [head.weight.detach(), self._scale_of(head), norm], self._logits, (S.V,), False, **last)
+        if S.ROWS not in self._logits:
+            self._logits[S.ROWS] = x.new_zeros(S.ROWS, S.V)
+        logits = self._logits[S.ROWS]
+        project(norm, [head.weight.detach(), self._scale_of(head), norm], logits, (S.V,), False, **last)
+        return logits[:rows]
 
     def _grid(self, height: int, block: int) -> tuple[int]:
         """Programs for so many rows of a matrix, `block` at a time."""
@@ -295,6 +303,13 @@ def registers(most: int) -> dict[str, int]:
     """The option of a launch without which NVIDIA's assembler spills a few registers, for some sizes, to have
     more programs at once. AMD's compiler has none."""
     return {} if torch.version.hip else {"maxnreg": most}
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether the GPU has programmatic dependent launch: from Hopper on."""
+    if triton.knobs.runtime.interpret or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -317,8 +332,9 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
         *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
         *(at.S, splits, max(16, group), lines),
-        **registers(168 if at.S.HD < 512 else 255),
+        **registers(168 if at.S.HD < 512 and at.S.DT.primitive_bitwidth == 16 else 255),
         num_warps=4,
+        **at.S.launch,
     )
 
 
@@ -328,6 +344,7 @@ def _convolve(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, T
         *(decoder._mixed, weight, bias, inputs, at.position, decoder._attended, at.rows, at.capacity),
         *(inputs.stride(0), at.S, CONVOLVED),
         num_warps=4,
+        **at.S.launch,
     )
 
 
@@ -344,6 +361,7 @@ def _delta(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tens
         *(*(tensor.stride(0) for tensor in held), decoder.model.config.rms_norm_eps, S),
         *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
         num_warps=4,
+        **at.S.launch,
     )
 
 

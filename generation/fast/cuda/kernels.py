@@ -17,7 +17,10 @@ are read past the first-level cache (".cg"), which knows nothing of their stores
 
 A single row is multiplied as what it is, a vector that stays in registers while the rows of the matrix pass;
 the first of them are asked for before the vector is known, because the two waits would add up. More rows, up
-to eight, are a tile of the tensor cores, for which each weight is read once, too.
+to 64, are a tile of the tensor cores, for which each weight is read once, too.
+
+Where the GPU can, a phase is started before the one before has ended (programmatic dependent launch). Every
+program waits for that (`wait`) before it reads what phases write, or writes; only weights are read earlier.
 
 Where the eager step rounds to the weights' type, so does this; sums are float32 in both.
 """
@@ -42,7 +45,8 @@ class Sizes:
     V: int  # vocabulary
     DT: tl.dtype  # of activations; float32 sums are rounded to it
     DOT: tl.dtype  # of the operands of tl.dot
-    ONE: bool  # a single row; else up to MANY
+    ROWS: int  # of a tile: 1, or 8, 16, 32 or 64, which up to so many fill
+    EARLY: bool  # phases are started before the one before has ended
     BITS: int  # of a weight: those of DT, or 8 or 4, with a float32 scale for each row of a matrix
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
@@ -56,6 +60,16 @@ class Sizes:
     DK: int  # how wide those are
     DV: int
     WINDOW: int  # slots after which its matrix is kept
+
+    @property
+    def ONE(self) -> bool:
+        """A single row."""
+        return self.ROWS == 1
+
+    @property
+    def launch(self) -> dict[str, bool]:
+        """Options of every launch but the first, which comes after what others have launched."""
+        return {"launch_pdl": True} if self.EARLY else {}
 
     @property
     def Q(self) -> int:
@@ -75,15 +89,28 @@ class Sizes:
         whole = max(64 if twice == 2 else 16, triton.next_power_of_2(width))
         if self.ONE:
             return max(1, min(8, most // whole) // (2 if pair else 1)), whole
-        return 16, min(columns // (2 if pair and self.BITS <= 8 else 1), whole)
+        halves = (2 if pair and self.BITS <= 8 else 1) * max(1, self.ROWS // 32)
+        return 16 if self.ROWS <= 16 else 32, min(columns // halves, whole)
 
 
-MANY = tl.constexpr(8)  # rows of a tile where there is more than one
 CHUNK = tl.constexpr(64)  # keys that are multiplied at once, at most
 SHARE = tl.constexpr(128)  # the fewest keys that are a share of their own
 
 
 # --------------------------------------------------------------------------------------------- products
+
+
+# What is compiled for one number of rows serves all that fill the same tile, and any capacity.
+phase = triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
+
+
+@triton.jit
+def wait(S: tl.constexpr):
+    """Until the phase before has ended and what it wrote can be read; then the next one may be started. Every
+    program of every phase does this once: when one has ended, so have all before it."""
+    if S.EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -184,9 +211,11 @@ def ahead(
 
 @triton.jit
 def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr):
-    """The part of x (count, K) that is known before the products: one row itself, normed, (1, BK)
-    float32; of several the factors (MANY, 1) that norm them."""
+    """The part of x (count, K) that is known before the products, after waiting for it: one row itself,
+    normed, (1, BK) float32; of several the factors (ROWS, 1) that norm them."""
+    ROWS: tl.constexpr = S.ROWS
     columns = tl.arange(0, BK)
+    wait(S)
     if S.ONE:
         weight = tl.full((BK,), 1.0, tl.float32)
         if NORMED:
@@ -196,19 +225,19 @@ def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr
             known = rounded(weight * known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S)
         known = known[None, :]
     else:
-        squares = tl.zeros((MANY, BK), tl.float32)
+        squares = tl.zeros((ROWS, BK), tl.float32)
         if NORMED:
             for start in range(0, K, BK):
-                part = several(x, start + columns, count, K)
+                part = several(x, start + columns, count, K, S)
                 squares += part * part
         known = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
     return known
 
 
 @triton.jit
-def several(x, columns, count, K: tl.constexpr):
-    """(MANY, k) float32 of x (count, K), 0 outside."""
-    row = tl.arange(0, MANY)
+def several(x, columns, count, K: tl.constexpr, S: tl.constexpr):
+    """(ROWS, k) float32 of x (count, K), 0 outside."""
+    row = tl.arange(0, S.ROWS)
     inside = (row < count)[:, None] & (columns < K)[None, :]
     at = row[:, None] * K + columns[None, :]
     return tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
@@ -219,7 +248,8 @@ def product(
     read, matrix, rows, there, known, x, norm, count,
     K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """(n, 1 or MANY) float32: some rows of a matrix times x, with their biases. `read`: see `ahead`."""
+    """(n, ROWS) float32: some rows of a matrix times x, with their biases. `read`: see `ahead`."""
+    ROWS: tl.constexpr = S.ROWS
     weights, words, factor, shift = read
     if S.ONE and S.BITS == 4:
         scales, zeros = groups_of(words)
@@ -228,10 +258,10 @@ def product(
     elif S.ONE:
         total = tl.sum(weights.to(tl.float32) * known, 1)[:, None]
     else:
-        total = tl.zeros((rows.shape[0], MANY), tl.float32)
+        total = tl.zeros((rows.shape[0], ROWS), tl.float32)
         for step in range(0, tl.cdiv(K, BK)):
             columns = step * BK + tl.arange(0, BK)
-            part = several(x, columns, count, K)
+            part = several(x, columns, count, K, S)
             if NORMED:
                 weight = gain(norm, columns, columns < K, S)
                 part = rounded(weight[None, :] * part * known, S)
@@ -243,24 +273,21 @@ def product(
 
 @triton.jit
 def row_numbers(S: tl.constexpr):
-    """(1, 1 or MANY): the rows of x that the columns of a product belong to."""
-    if S.ONE:
-        row = tl.arange(0, 1)
-    else:
-        row = tl.arange(0, MANY)
-    return row[None, :]
+    """(1, ROWS): the rows of x that the columns of a product belong to."""
+    return tl.arange(0, S.ROWS)[None, :]
 
 
 # ----------------------------------------------------------------------------------------------- phases
 
 
-@triton.jit
+@phase
 def begin(
     token, position, offset, table, scale, frequencies, x, cos, sin, count,
     S: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, plus `offset` where it
     is not None: (count,) int64."""
+    wait(S)
     for row in range(tl.program_id(0), count, tl.num_programs(0)):
         columns = tl.arange(0, BK)
         chosen = tl.load(token + row) + tl.arange(0, 1)
@@ -301,7 +328,7 @@ def part_of(
     return matrix, scale, bias, rows, rows < height, first
 
 
-@triton.jit
+@phase
 def project(
     x, norm, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, y, count, eps,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
@@ -367,7 +394,7 @@ def weighed(out, line, heads, there, S: tl.constexpr):
     return out.to(S.DT)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@phase
 def attend(
     qkv, q_norm, k_norm, keys, values, cos, sin, position, shares, maxima, sums, arrived, attended,
     count, capacity, row_stride, head_stride, eps, scale,
@@ -391,6 +418,7 @@ def attend(
     KEYS: tl.constexpr = max(16, min(CHUNK, 16_384 // WIDTH))
     STAGES: tl.constexpr = 3 if KEYS * WIDTH <= 16_384 else 2
     g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
+    wait(S)
     for block in range(tl.program_id(0), count * S.KV * SPLITS, tl.num_programs(0)):
         # Shares of all heads side by side: those that a short row does not need are the last.
         split, pair = block // (count * S.KV), block % (count * S.KV)
@@ -488,7 +516,7 @@ def put_together(
         tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
 
 
-@triton.jit
+@phase
 def add_product(
     y, matrix, scale, bias, x, count,
     K: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -508,7 +536,7 @@ def add_product(
         rows, read = next_rows, next_read
 
 
-@triton.jit
+@phase
 def gate_up(
     x, norm, gate, up, gate_scale, up_scale, gate_bias, up_bias, h, count, eps,
     S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -545,12 +573,13 @@ def convolution(own, inputs, weight, place, ring, WIDTH: tl.constexpr, there, S:
     return total
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@phase
 def convolve(
     gated, weight, bias, inputs, position, y, count, capacity, row_stride, S: tl.constexpr, BN: tl.constexpr
 ):
     """y (count, D): a short convolution between its gates, of gated (count, 3, D). Its input goes into the
     cache, `inputs` (B, 1, S, D), unless its position is past the capacity."""
+    wait(S)
     for block in range(tl.program_id(0), count * tl.cdiv(S.D, BN), tl.num_programs(0)):
         row, column = block % count, block // count * BN + tl.arange(0, BN)
         here, place = column < S.D, tl.load(position + row)
@@ -583,7 +612,7 @@ def unit(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@phase
 def delta(
     mixed, weight, dt_bias, A_log, norm, state, recent, inputs, position, outs, arrived, y,
     count, capacity, state_stride, recent_stride, inputs_stride, eps,
@@ -602,6 +631,7 @@ def delta(
     SPLITS: tl.constexpr = (S.DV + BV - 1) // BV
     ADDED: tl.constexpr = S.DK + S.DV + 1
     k, since = tl.arange(0, BK), tl.arange(0, S.WINDOW)
+    wait(S)
     for block in range(tl.program_id(0), count * S.DELTA_VALUES * SPLITS, tl.num_programs(0)):
         split, pair = block // (count * S.DELTA_VALUES), block % (count * S.DELTA_VALUES)
         row, head = pair // S.DELTA_VALUES, pair % S.DELTA_VALUES

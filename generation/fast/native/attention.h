@@ -147,10 +147,11 @@ static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, i
     for (int64_t i = 0; i < dim; i++) out[i] = room[arranged(i, dim)] / total;
 }
 
-static __attribute__((noinline)) void rotate(float *x, const float *cosine, const float *sine, int64_t dim) {
-    for (int64_t i = 0, half = dim / 2; i < half; i++) {
-        float a = x[i], b = x[i + half];
+/* Turn `pairs` pairs of numbers, which lie `apart`. */
+static __attribute__((noinline)) void rotate(float *x, const float *cosine, const float *sine, int64_t pairs, int64_t apart) {
+    for (int64_t i = 0; i < pairs; i++) {
+        float a = x[i], b = x[i + apart];
         x[i] = a * cosine[i] - b * sine[i];
-        x[i + half] = b * cosine[i] + a * sine[i];
+        x[i + apart] = b * cosine[i] + a * sine[i];
     }
 }

@@ -22,6 +22,7 @@
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
 #define BLOCK_ROWS 96           /* rows of activations that meet a panel in turn */
 #define MOST_STREAMS 6          /* panels that a kernel reads at once */
+#define AHEAD 512 /* words from what few rows meet to what they will: a processor itself looks no further than a page */
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #if WEIGHT_BITS == 8 && defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define DOT_BYTES 1
@@ -165,6 +166,7 @@ INLINE void meet_panels(OPERANDS, int rows, int streams) {
         sum[r][s][p] = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
     for (int64_t k = 0; k < units; k++, w += PANEL) {
         piece weight[MOST_STREAMS][PIECES];
+        if (rows <= 2) EACH(s, streams) EACH(i, PANEL / 16) __builtin_prefetch(w + s * apart + AHEAD + i * 16);
         EACH(s, streams) EACH(p, PIECES) weight[s][p] = LOAD_PIECE(w + s * apart, p);
         EACH(r, rows) {
             factor in = LOAD_FACTOR(x + r * stride + k * WORDS);

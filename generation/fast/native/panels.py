@@ -11,8 +11,12 @@ weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the in
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import BLOCK, CodedLinear, CodedWeight, Codes, Form
+from generation.codes import BLOCK, CodedEmbedding, CodedLinear, CodedWeight, Codes, Form
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
@@ -38,6 +42,7 @@ from generation.fast.quantized import (
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
+BY_ROW = "embed_tokens_per_layer.weight"  # the name of `table_of_rows`
 NOTED = 256  # tokens by which second moments are known
 
 
@@ -47,6 +52,33 @@ Matrix = structure("Matrix")
 def load_panels(weight_bits: int) -> ctypes.CDLL:
     """The functions of linear.h, for one weight type. Raises NoCompiler."""
     return load_library("decode.c", weight_bits)
+
+
+class Memory:
+    """Memory of weights in pages of 2 MB, where the system has them: a processor finds its way in few large
+    pages sooner than in many small ones. Small matrices share a chunk, which stays while any of them does."""
+
+    CHUNK = 2**25  # bytes
+
+    def __init__(self) -> None:
+        self._lock, self._chunk, self._used = Lock(), mmap.mmap(-1, 1), 1
+
+    def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A tensor whose numbers are not set; it begins at a line of the cache."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        with self._lock:
+            begin = -(-self._used // 64) * 64
+            if begin + size > len(self._chunk):
+                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                self._chunk, begin = mmap.mmap(-1, max(size, self.CHUNK), flags=private), 0
+                with suppress(AttributeError, OSError):  # a system that has no such pages
+                    self._chunk.madvise(mmap.MADV_HUGEPAGE)
+            self._used = begin + size
+            return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+_memory = Memory()
 
 
 def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
@@ -92,7 +124,7 @@ class PanelWeight(nn.Module):
         padding = -self.out_features % panel
         weight, count, words = weight.detach(), (self.out_features + padding) // panel, None
         if bits == 4:
-            panels, words = (torch.empty(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
+            panels, words = (_memory.take(count, n, panel, dtype=torch.int32) for n in (units, units // 8))
             scale = torch.empty(self.out_features + padding)
             importance = _importance(moments, self.in_features)
             at = 0
@@ -105,7 +137,7 @@ class PanelWeight(nn.Module):
                 at += len(part)
         else:
             weight = weight.contiguous()
-            panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
+            panels = _memory.take(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
             where, to = weight.data_ptr(), panels.data_ptr()
             run_pass(lambda made: library.ocelli_pack(where, *weight.shape, to, made), weight.numel())
         # As long as the panels are, because C reads whole vectors of them.
@@ -141,7 +173,8 @@ class PanelWeight(nn.Module):
         def panels(rows: Tensor) -> Tensor:
             """int32 (R, n) -> (panels, n, outputs of a panel)"""
             rows = F.pad(rows, (0, 0, 0, padding)) if padding else rows
-            return rows.unflatten(0, (-1, panel)).transpose(1, 2).contiguous()
+            rows = rows.unflatten(0, (-1, panel)).transpose(1, 2)
+            return _memory.take(*rows.shape, dtype=rows.dtype).copy_(rows)
 
         bias = None if layer.bias is None else F.pad(layer.bias.detach().float(), (0, padding))
         parts = {name: panels(rows) for name, rows in zip(("weight", "words", "coarse"), codes.tensors)}
@@ -229,10 +262,27 @@ class PanelEmbedding(PanelWeight):
 # ------------------------------------------------------------------------------------- replacing layers
 
 
+def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
+    """A table in rows, in the type that it is stored in, or rounded to four bits: it is no matrix, and a few
+    rows are read. In a panel the units of a row lie far apart."""
+    if bits == 4:
+        parts = [PanelEmbedding(rows, bits=4) for rows in layer.weight.detach().split(_SUMMED)]
+        weight = torch.cat([part.rows(layer.weight.device) for part in parts])
+        scale = torch.cat([part.scale[: part.out_features] for part in parts if part.scale is not None])
+        return PackedEmbedding(weight, scale, torch.float32, layer.weight.shape[1])
+    if isinstance(layer, CodedEmbedding):
+        layer.dtype = torch.float32
+    elif isinstance(layer, nn.Embedding) and layer.weight.dtype != torch.float32:
+        return pack_layer("bfloat16", layer, (), None)
+    return layer
+
+
 def to_panel(
     layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
 ) -> PanelWeight:
     """The replacement of a layer in panels: a `Make`. bits, moments: see `PanelWeight`."""
+    if names[0].endswith(BY_ROW):
+        return table_of_rows(layer, bits)
     kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear | CodedLinear) else PanelEmbedding
     bias = getattr(layer, "bias", None)
     if first is not None and bias is None:
@@ -275,6 +325,8 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
     dtype = ARITHMETIC[device.type]
 
     def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
+        if isinstance(layer, PackedEmbedding):
+            return PackedEmbedding(layer.weight.to(device), layer.scale.to(device), dtype, layer.columns)
         count = layer.out_features
         weight = layer.rows(device) if first is None else first.weight
         scale = layer.scale[:count].to(device) if first is None else first.scale
@@ -283,7 +335,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
         bias = None if layer.bias is None else layer.bias[:count].to(device, dtype)
         return PackedLinear(weight, scale, bias, layer.in_features)
 
-    replace_layers(model, make, (PanelWeight,))
+    replace_layers(model, make, (PanelWeight, PackedEmbedding))
     for name, parameter in [*model.named_parameters()]:
         path, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(path), leaf, nn.Parameter(parameter.to(device, dtype)))

@@ -11,11 +11,12 @@ A token's logits have the same bits in all three, whatever is computed beside it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import add
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,65 @@ from generation.fast.native import build
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.panels import BITS, PanelWeight, to_panels, unreadable
 from generation.fast.native.passes import run_pass
-from generation.fast.network import DECODER, MIXERS
+from generation.fast.network import GEMMA4, MIXERS, MLP, decoder_of
 from generation.kv_cache import STATES, KVCache, geometry
 from generation.steps import Step
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
-# The names that decode.c has for matrices, where it is not the layer's without "_proj".
+# The names that C has for matrices, where it is not the layer's without "_proj".
 _NAMES = {"in_proj": "mix", "in_proj_qkv": "mix", "out_proj": "o"} | {f"in_proj_{x}": x for x in "zba"}
+
+
+def _attention(step: NativeStep, mixer, kind: str) -> dict[str, Any]:
+    config, dim, (base, *_) = step.config, mixer.head_dim, kind.split()
+    fields = step.turned[base] | {
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": dim,
+        "gated": config.attention_gate,
+        "k_norm": step.norm(getattr(mixer, "k_norm", None)),
+    }
+    if base == "attention":
+        return fields | {"q_norm": step.norm(mixer.q_norm)}
+    # Gemma 4's scores are not divided by √D_h, as C does.
+    fields["q_norm"] = step.floats(mixer.q_norm.weight.float() * dim**0.5)
+    return fields | {
+        "v_norm": step.floats(torch.ones(dim)),
+        "window": config.sliding_window if base == "sliding" else 0,
+    }
+
+
+def _convolution(step: NativeStep, mixer, kind: str) -> dict[str, Any]:
+    taps = mixer.weight
+    return {
+        "taps": taps.shape[2],
+        "convolution": step.floats(taps[:, 0].T),
+        "conv_bias": step.floats(mixer.bias),
+    }
+
+
+def _delta(step: NativeStep, mixer, kind: str) -> dict[str, Any]:
+    config, taps = step.config, mixer.conv_weight
+    return {
+        "taps": taps.shape[2],
+        "convolution": step.floats(taps[:, 0].T),
+        "a_scale": step.floats(-mixer.A_log.float().exp()),
+        "a_bias": step.floats(mixer.dt_bias),
+        "value_norm": step.norm(mixer.norm),
+        "keys": config.delta_key_heads,
+        "heads": config.delta_value_heads,
+        "key_dim": config.delta_key_dim,
+        "value_dim": config.delta_value_dim,
+    }
+
+
+# Kinds of mixers by their names in layers, in the order of `mixers` in decode.c: the C struct, and its fields
+# beside matrices (`MIXERS`) and what lies in the cache, which have the same names there.
+_MIXERS: dict[str, tuple[str, Callable[[NativeStep, Any, str], dict[str, Any]]]] = {
+    "self_attn": ("Attention", _attention),
+    "conv": ("Convolution", _convolution),
+    "linear_attn": ("Delta", _delta),
+}
 
 
 def _longs(numbers: Sequence[int]) -> ctypes.Array:
@@ -50,7 +103,7 @@ def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
 def unsupported(language_model) -> str | None:
     """The reason why decode.c cannot run this model, or None."""
     config = language_model.config
-    if reason := DECODER.unknown(language_model) or unreadable(language_model):
+    if reason := decoder_of(language_model).unknown(language_model) or unreadable(language_model):
         return reason
     if "delta" in config.layer_types and (config.delta_key_dim % 16 or config.delta_value_dim % 32):
         sizes = f"{config.delta_key_dim} and {config.delta_value_dim}"
@@ -81,66 +134,86 @@ class NativeStep(Step):
         self._weight_bits = BITS[model.layers[0].mlp.gate_proj.weight.dtype]
         self.library = load_library("decode.c", self._weight_bits, cache_bits)
         to_panels(model)
-        self._vocab = config.vocab_size
-        self._kept: list[Tensor] = []  # decode.c points to these, so they must live as long as this object
-        self._layers = (structure("Layer") * config.num_hidden_layers)()
-        for slot, layer in zip(self._layers, model.layers, strict=True):
-            self._describe(slot, layer)
+        self.config, self._vocab, gemma = config, config.vocab_size, decoder_of(model) is GEMMA4
+        self._kept: list[Tensor] = []  # C points to these, so they must live as long as this object
         self._turns = bool(config.rope_sections)  # tokens have three places
         axis = model.turns(torch.arange(3)[:, None, None]).flatten().tolist() if self._turns else []
+        cpu, kinds = torch.device("cpu"), ("sliding", "full") if gemma else ("attention",)
+        self.turned: dict[str, dict[str, int]] = {}
+        found = torch.empty(0)
+        for kind in kinds:
+            own = model.frequencies(kind, cpu) if gemma else model.inv_freq(cpu)
+            turned = own[own != 0]  # what is not rotated comes last
+            self.turned[kind] = {"first": len(found), "pairs": len(turned), "apart": len(own)}
+            found = torch.cat((found, turned))
+        self._layers = (structure("Layer") * config.num_hidden_layers)()
+        # Of each layer the mixers that read what it keeps: its own, and those that share it.
+        self._readers: list[list[ctypes.Structure]] = []
+        keeper: dict[str, list[ctypes.Structure]] = {}
+        for index, (slot, layer) in enumerate(zip(self._layers, model.layers, strict=True)):
+            kind, _, shared = config.mixer(index).partition(" ")
+            self._readers.append([])
+            if not shared:
+                keeper[kind] = self._readers[-1]
+            keeper[kind].append(self._describe(slot, layer, config.mixer(index)))
         self._description = structure("Model")(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            inner=config.intermediate_size,
             vocab=config.vocab_size,
-            rotated=config.rotary_dim,
-            gated=config.attention_gate,
-            mixed=max(slot.mix.rows for slot in self._layers),
-            delta_keys=config.delta_key_heads,
-            delta_heads=config.delta_value_heads if "delta" in config.layer_types else 0,
-            key_dim=config.delta_key_dim,
-            value_dim=config.delta_value_dim,
+            gelu=config.hidden_act != "silu",
             eps=config.rms_norm_eps,
             embedding=self._matrix(model.embed_tokens),
             head=self._matrix(model.lm_head),
-            final_norm=self._norm(model.norm),
-            inv_freq=self._float(model.inv_freq(torch.device("cpu"))),
+            final_norm=self.norm(model.norm),
+            frequencies=len(found),
+            inv_freq=self.floats(found),
             axis=_longs(axis),
             layer=self._layers,
         )
+        # Gemma 4 makes its embeddings itself: rows of a second table, not in panels, give a token numbers
+        # beside them.
+        self._embed, self._cap = (model.embed, config.logit_cap) if gemma else (None, None)
+        self._own = config.per_layer_width * config.num_hidden_layers if gemma else 0
+        if self._own:
+            self._description.own = config.per_layer_width
+            self._description.own_projection = self._matrix(model.per_layer_model_projection)
+            self._description.own_norm = self.norm(model.per_layer_projection_norm)
         self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
         self._lock = Lock()  # for the cache's addresses and the scratch memory
 
-    def _describe(self, slot: ctypes.Structure, layer) -> None:
-        mixer = getattr(layer, MIXERS[layer.mixer][0])
-        for name, part in (*mixer.named_children(), *layer.mlp.named_children()):
-            if isinstance(part, PanelWeight):
-                setattr(slot, _NAMES.get(name, name.removesuffix("_proj")), self._matrix(part))
-        slot.input_norm = self._norm(layer.input_layernorm)
-        slot.post_norm = self._norm(layer.post_attention_layernorm)
-        if layer.mixer == "attention":
-            slot.q_norm, slot.k_norm = self._norm(mixer.q_norm), self._norm(mixer.k_norm)
-            return
-        taps = mixer.weight if layer.mixer == "conv" else mixer.conv_weight
-        slot.taps, slot.convolution = taps.shape[2], self._float(taps[:, 0].T)
-        if layer.mixer == "conv":
-            slot.conv_bias = self._float(mixer.bias)
-        else:
-            slot.a_scale, slot.a_bias = self._float(-mixer.A_log.float().exp()), self._float(mixer.dt_bias)
-            slot.value_norm = self._norm(mixer.norm)
+    def _describe(self, slot: ctypes.Structure, layer, kind: str) -> ctypes.Structure:
+        """The struct of a layer's mixer, to which that of the layer points."""
+        module, names = MIXERS[kind]
+        struct, fields_of = _MIXERS[module]
+        mixer = getattr(layer, module)
+        described = structure(struct)(**fields_of(self, mixer, kind))
+        matrices = {name: getattr(mixer, name) for name in names}
+        for name, part in (matrices | {name: getattr(layer.mlp, name) for name in MLP}).items():
+            own = _NAMES.get(name, name.removesuffix("_proj"))
+            setattr(slot if own == "o" or name in MLP else described, own, self._matrix(part))
+        slot.kind, slot.mixer, slot.scale = [*_MIXERS].index(module), ctypes.addressof(described), 1
+        slot.input_norm, after = self.norm(layer.input_layernorm), self.norm(layer.post_attention_layernorm)
+        if self.config.block_norms == 2:
+            slot.mlp_norm = after
+            return described
+        slot.mixed_norm, slot.mlp_norm = after, self.norm(layer.pre_feedforward_layernorm)
+        slot.fed_norm, slot.scale = self.norm(layer.post_feedforward_layernorm), layer.layer_scalar.item()
+        if self.config.per_layer_width:
+            slot.own_gate = self._matrix(layer.per_layer_input_gate)
+            slot.own_projection = self._matrix(layer.per_layer_projection)
+            slot.own_norm = self.norm(layer.post_per_layer_input_norm)
+        return described
 
-    def _norm(self, norm: nn.RMSNorm | None) -> int | None:
-        """The address of the factors of a norm."""
+    def norm(self, norm: nn.RMSNorm | None) -> int | None:
+        """The address of the factors of a norm, or None."""
         if norm is None:
             return None
         around_one = type(norm) is not nn.RMSNorm
-        return self._float(1 + norm.weight.float() if around_one else norm.weight)
+        return self.floats(1 + norm.weight.float() if around_one else norm.weight)
 
-    def _float(self, tensor: Tensor | None) -> int | None:
+    def floats(self, tensor: Tensor | None) -> int | None:
+        """The address of a tensor in float32, or None."""
         if tensor is None:
             return None
         self._kept.append(tensor.detach().float().contiguous())
@@ -187,11 +260,13 @@ class NativeStep(Step):
         batch, longest, width = len(lengths), *embeddings.shape[1:]
         if min(lengths) < 0 or not 1 <= max(lengths) <= longest:
             raise ValueError(f"lengths: expected up to {longest} for each row, got {list(lengths)}")
-        if not width or width % self._description.width:
-            raise ValueError(f"embeddings: expected width {self._description.width}, got {width}")
-        expected = (3, batch, longest) if self._turns else None
-        if places is not None and places.shape != expected:
-            raise ValueError(f"places: expected {expected}, got {tuple(places.shape)}")
+        parts, rest = divmod(width - self._own, self._description.width)
+        if parts < 1 or rest or (self._own and parts > 1):
+            expected = self._description.width + self._own
+            raise ValueError(f"embeddings: expected width {expected}, got {width}")
+        three = (3, batch, longest) if self._turns else None
+        if places is not None and places.shape != three:
+            raise ValueError(f"places: expected {three}, got {tuple(places.shape)}")
 
         def real(rows: Tensor) -> Tensor:
             """(B, L, n) -> (T, n): all but padding."""
@@ -231,19 +306,23 @@ class NativeStep(Step):
             raise ValueError(f"start_pos: expected 0 or more, got {min(starts)}")
         if len(lengths) > held.rows:
             raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {held.rows}")
+        if isinstance(tokens, list) and self._embed is not None:
+            with torch.no_grad():
+                tokens = self._embed(torch.tensor([tokens]))[0]
         library = load_library("decode.c", self._weight_bits, BITS[held.dtype])
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         positions = _positions(lengths, starts)
         axes = 1 if places is None else len(places) // len(rows)
         with self._lock:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
-            for slot, layer in zip(self._layers, kv_cache, strict=True):
+            for readers, layer in zip(self._readers, kv_cache, strict=True):
                 for name, own in layer.items():
                     _, heads, count, width = own.shape
                     count = count if name in STATES else head_stride  # slots of the buffer, if it is a view
                     if own.stride() != (expected := (heads * count * width, count * width, width, 1)):
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
-                    setattr(slot, name, own.data_ptr())
+                    for reader in readers:
+                        setattr(reader, name, own.data_ptr())
             logits, done = torch.empty(len(wanted), self._vocab), 0  # done: so many logits
             for first in range(0, len(rows), MOST_TOKENS):
                 end = min(first + MOST_TOKENS, len(rows))
@@ -259,16 +338,14 @@ class NativeStep(Step):
                     output=_longs(here),
                 )
                 if isinstance(given, Tensor):
-                    part.embedding, part.deep = (
-                        given.data_ptr(),
-                        given.shape[1] // self._description.width - 1,
-                    )
+                    part.embedding = given.data_ptr()
+                    part.deep = (given.shape[1] - self._own) // self._description.width - 1
                 else:
                     part.id = _longs(given)
                 call = partial(self._pass, library, part, head_stride, logits[done:].data_ptr())
                 run_pass(call, part.count * self._products)
                 done += len(here)
-        return logits
+        return logits if self._cap is None else logits.div_(self._cap).tanh_().mul_(self._cap)
 
     def _pass(self, library: ctypes.CDLL, part: ctypes.Structure, capacity: int, logits: int, made) -> None:
         needed = library.ocelli_scratch_floats(self._description, part, made.threads)
