@@ -6,7 +6,7 @@
 #   DEVICE=cpu bash benchmarks/gpu.sh             # the same code on a CPU, with a tiny model
 #
 # It needs Python 3.11 or newer with torch 2.11 or newer, triton, transformers, safetensors, huggingface_hub, Pillow,
-# httpx, psutil and pytest, and a C compiler for int8 and int4. `prove` and `training` need pydantic as well
+# httpx, psutil, xxhash and pytest, and a C compiler for int8 and int4. `prove` and `training` need pydantic as well
 # (pydantic-core and annotated-types with it); a section that lacks a package says so and takes no time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -277,7 +277,7 @@ TRAINING = ("--documents", "4", "--row", "128", "--steps", "1")
 
 
 # What a machine that is lent has, of what the run imports; and what these need, but for a new typer.
-LENT = ("torch", "transformers", "pillow", "psutil", "httpx", "pytest")
+LENT = ("torch", "transformers", "pillow", "psutil", "httpx", "xxhash", "pytest")
 
 
 @pytest.mark.slow
