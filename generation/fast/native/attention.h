@@ -47,9 +47,8 @@ static inline void arrange(const float *x, int64_t dim, float *out) {
 }
 
 /* Sums of `count` values, weighed with each head's scores: `vectors` vectors of the result of each head. */
-INLINE void mix_values(float scores[4][MOST_CHUNK], const cached *value,
-                                                             int64_t count, int heads, int vectors, int64_t dim,
-                                                             float *partial) {
+INLINE void mix_values(float scores[4][MOST_CHUNK], const cached *value, int64_t count, int heads, int vectors,
+                       int64_t dim, float *partial) {
     vec sum[4][4] = {{{0}}};
     for (int64_t s = 0; s < count; s++)
         for (int v = 0; v < vectors; v++) {
@@ -64,9 +63,8 @@ INLINE void mix_values(float scores[4][MOST_CHUNK], const cached *value,
 /* Attention of `heads` (at most 4) query heads, arranged, over `count` positions of the key head that they share, each
  * key and value read and converted once: unnormalised sums, arranged, with the maximum, in powers of two, and the weight
  * that `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
-INLINE void attend_heads(const float *q, const cached *key,
-                                                               const cached *value, int64_t count, int heads,
-                                                               int64_t dim, float *partial) {
+INLINE void attend_heads(const float *q, const cached *key, const cached *value, int64_t count, int heads,
+                         int64_t dim, float *partial) {
     /* Keys that meet the queries at a time: so many that additions need not wait for each other, and few enough for their
      * sums to stay in registers. They lie apart, since memory is read faster in several places at once. */
     const int keys = heads == 1 ? 8 : heads == 2 || LANES == 16 ? 4 : heads == 3 ? 3 : 2;

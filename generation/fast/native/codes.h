@@ -8,12 +8,12 @@
  * as a row has.
  *
  * Activations are bytes with one scale a group of 32. A block of them is 24 words: the two groups' scales; the scaled
- * sums of both, then of each of the four sixteens; and 16 words of bytes. What is summed within a group is exact. */
+ * sums of both, then of each of the four sixteens; and 16 words of bytes. A block of each token lies beside the other
+ * tokens'. What is summed within a group is exact. */
 #pragma once
 
 #define GROUP 32
-#define OPENED 4          /* blocks whose groups are opened at a time */
-#define AHEAD (8 * PANEL) /* how far before their use codes are asked for: memory waits for nothing else then */
+#define OPENED 4 /* blocks whose groups are opened at a time */
 enum form { HALF_ZERO = 1, HALF_LEAST, BF16_ZERO, BF16_LEAST, FLOAT_ZERO, SUPER, SIXTEENTHS, FP8, HALVES, EIGHTHS };
 
 /* DOT: the products of four codes of each lane with four bytes, and of four more with `next`, added to sums, which TOTAL
@@ -56,8 +56,8 @@ INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
 #define DOT(d, code, more, in, next, bits) add_bytes(add_bytes(d, (ivec)(code), in), (ivec)(more), next)
 #define TOTAL(d, bits) (d)
 #endif
-#if defined(__AVX2__) && LANES == 8
-#define HOLD(x) __asm__ volatile("" : "+x"(x)); /* one row after the other: else GCC 12 runs out of registers */
+#if defined(__AVX2__)
+#define HOLD(x) __asm__ volatile("" : "+v"(x)); /* one row after the other: else GCC 12 runs out of registers */
 #else
 #define HOLD(x)
 #endif
@@ -89,21 +89,22 @@ INLINE void open_group(enum form form, int bits, int group, uvec word, uvec coar
     vec first = half(coarse & 0xffff), low = (vec)word;
     if (form == HALF_ZERO || form == HALF_LEAST) low = half(word & 0xffff);
     if (form == BF16_ZERO || form == BF16_LEAST) low = (vec)(word << 16);
-    if (form == SUPER) low = first * floats_of(own & 0xff);
-    if (form == SIXTEENTHS) low = first * floats_of((uvec)((ivec)(word << (24 - 8 * group)) >> 24));
-    if (form == HALVES) low = half(own & 0xffff);
-    if (form == EIGHTHS) low = (vec)(((own & 0x1ff) << 18) + (112u << 23));
-    *scale = low;
+    *least = (vec){0};
     switch (form) {
     case HALF_ZERO: case BF16_ZERO: *least = -(low * floats_of(word >> 16)); break;
     case HALF_LEAST: *least = half(word >> 16); break;
     case BF16_LEAST: *least = (vec)(word & 0xffff0000u); break;
     case FLOAT_ZERO: *least = low * all(-128); break;
-    case SUPER: *least = -(half(coarse >> 16) * floats_of(own >> 8 & 0xff)); break;
-    case EIGHTHS: *least = low * floats_of(own >> 9 & 0x7f) * all(-0.125f); break;
-    case HALVES: case SIXTEENTHS: *least = low * all(-(1 << (bits - 1))); break;
-    default: *least = (vec){0};
+    case SUPER: low = first * floats_of(own & 0xff), *least = -(half(coarse >> 16) * floats_of(own >> 8 & 0xff)); break;
+    case SIXTEENTHS: low = first * floats_of((uvec)((ivec)(word << (24 - 8 * group)) >> 24)); break;
+    case HALVES: low = half(own & 0xffff); break;
+    case EIGHTHS:
+        low = (vec)(((own & 0x1ff) << 18) + (112u << 23));
+        *least = floats_of(own >> 9 & 0x7f) * (vec)((uvec)low + 0x7e800000u); /* low / -8 */
+    default: break;
     }
+    *scale = low;
+    if (form == HALVES || form == SIXTEENTHS) *least = low * all(-(1 << (bits - 1)));
     if (SIGNED_CODES && bits == 8 && form != FP8) *least += low * all(128);
 }
 
@@ -182,73 +183,122 @@ static __attribute__((noinline)) void widen(const Matrix *m, const uint32_t *w, 
     else widen_bits(w, 8, blocks, out);
 }
 
-/* Rows of activations meet `blocks` blocks of `streams` panels, `apart` words apart. scales: of OPENED blocks of each panel.
- * out: (rows, streams, PANEL). */
+/* Kernels: rows of activations, a block of each after the other, meet `blocks` blocks of `streams` panels, `apart` words apart;
+ * their next blocks are `stride` words on. scales: of OPENED blocks of each panel. out: (rows, streams, PANEL). */
 #define CODED const uint32_t *x, int64_t stride, const uint32_t *w, int64_t apart, int64_t blocks, int groups, \
-        const float *scales, int first, float *out
-INLINE void meet_codes(CODED, int bits, int wide, int rows, int streams) {
-    int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
-    if (first) EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = (vec){0};
-    for (; blocks; blocks--, w += (wide ? 16 : 2 * bits) * PANEL, x += BLOCK_OF_WORDS, scales += 2 * groups * PANEL)
-        for (int g = 0, q = 0; g < groups; g++) {
-            dots dot[12][2][2];
+        const float *scales, const uint32_t *words, const uint32_t *coarse, int first, float *out
+/* What the products of a group add to a sum: its scale and what code 0 stands for, and the row's block. */
+INLINE vec add_group(vec sum, dots dot, int bits, vec scale, vec least, const uint32_t *x, int groups, int g) {
+    (void)bits;
+    const float *in = (const float *)x;
+    vec exact = __builtin_convertvector(TOTAL(dot, bits), vec);
+    sum = multiply_add(least, all(in[(groups == 2 ? 2 : 4) + g]), sum);
+    return multiply_add(exact * scale, all(in[groups == 2 ? g : g / 2]), sum);
+}
+
+/* Few rows meet codes as they lie. With a `form`, words are opened where they are needed. */
+INLINE void meet_few(CODED, enum form form, int bits, int rows, int streams) {
+    vec sums[3][2][2];
+    groups = form == SIXTEENTHS ? 4 : 2;
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) sums[r][s][p] = first ? (vec){0} : ((vec *)out)[(r * streams + s) * 2 + p];
+    for (int64_t b = 0; b < blocks; b++, w += 2 * bits * PANEL, x += stride, scales += 4 * PANEL, words += PANEL)
+        EACH(g, groups) {
+            dots dot[3][2][2];
             EACH(r, rows) EACH(s, streams) EACH(p, 2) dot[r][s][p] = (dots){0};
-            for (int end = q + quarters; q < end; q++) EACH(u, 2) {
+            for (int q = g * 4 / groups; q < (g + 1) * 4 / groups; q++) EACH(u, 2) {
                 uvec code[2][2], more[2][2];
                 EACH(s, streams) EACH(p, 2) {
-                    const uint32_t *own = w + s * apart + p * LANES, *at = own + (4 * q + 2 * u) * PANEL;
-                    if (wide) code[s][p] = *(const uvec *)at, more[s][p] = *(const uvec *)(at + PANEL);
-                    else open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
-                    for (int i = u; !wide && (LANES == 16 || !p) && i < bits / 2; i += 2) /* each line once */
+                    const uint32_t *own = w + s * apart + p * LANES;
+                    open_codes(own, bits, q, u, &code[s][p], &more[s][p]);
+                    for (int i = u; (LANES == 16 || !p) && i < bits / 2; i += 2) /* each line once */
                         __builtin_prefetch(own + (bits * q / 2 + i) * PANEL + AHEAD);
                 }
                 EACH(r, rows) {
-                    const uint32_t *in = x + r * stride + 8 + 4 * q + 2 * u;
+                    const uint32_t *in = x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u;
                     word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
                     EACH(s, streams) EACH(p, 2) dot[r][s][p] = DOT(dot[r][s][p], code[s][p], more[s][p], four, next, bits);
                     EACH(s, streams) { HOLD(dot[r][s][0]) HOLD(dot[r][s][1]) }
                 }
             }
-            EACH(r, rows) {
-                const float *in = (const float *)(x + r * stride);
-                vec scale = all(in[(q - 1) / 2]), sum = all(in[(groups == 2 ? 2 : 4) + g]);
-                EACH(s, streams) EACH(p, 2) {
-                    vec *to = (vec *)out + (r * streams + s) * 2 + p;
-                    const vec *own = (const vec *)(scales + s * OPENED * 8 * PANEL + g * PANEL) + p;
-                    vec exact = __builtin_convertvector(TOTAL(dot[r][s][p], bits), vec);
-                    *to = multiply_add(exact * own[0], scale, multiply_add(own[2 * groups], sum, *to));
-                }
+            EACH(s, streams) EACH(p, 2) {
+                const uvec *word = (const uvec *)(words + s * (apart / (2 * bits))) + p;
+                const uvec *rough = (const uvec *)(coarse + s * (apart / (8 * bits)) + b / 4 * PANEL) + p;
+                const vec *opened = (const vec *)(scales + (s * OPENED * 8 + g) * PANEL) + p;
+                vec scale, least;
+                if (form) open_group(form, bits, g, *word, *rough, &scale, &least);
+                else scale = opened[0], least = opened[4];
+                if (form && !p) __builtin_prefetch((const uint32_t *)word + OPENED * PANEL + g * 16);
+                EACH(r, rows)
+                    sums[r][s][p] = add_group(sums[r][s][p], dot[r][s][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
             }
         }
+    EACH(r, rows) EACH(s, streams) EACH(p, 2) ((vec *)out)[(r * streams + s) * 2 + p] = sums[r][s][p];
 }
+
+/* Many rows meet one panel's codes as bytes. */
+INLINE void meet_wide(CODED, int bits, int rows) {
+    (void)apart, (void)words, (void)coarse;
+    int quarters = groups == 4 ? 1 : 2; /* of a block, that a group has */
+    if (first) EACH(r, rows) EACH(p, 2) ((vec *)out)[2 * r + p] = (vec){0};
+    for (; blocks; blocks--, w += 16 * PANEL, x += stride, scales += 2 * groups * PANEL)
+        for (int g = 0, q = 0; g < groups; g++) {
+            dots dot[12][2];
+            EACH(r, rows) EACH(p, 2) dot[r][p] = (dots){0};
+            for (int end = q + quarters; q < end; q++) EACH(u, 2) {
+                uvec code[2], more[2];
+                EACH(p, 2) {
+                    const uvec *own = (const uvec *)(w + (4 * q + 2 * u) * PANEL) + p;
+                    if (bits < 8) code[p] = own[0], more[p] = own[2];
+                    else open_codes(w + p * LANES, 8, q, u, &code[p], &more[p]);
+                }
+                EACH(r, rows) {
+                    const uint32_t *in = x + r * BLOCK_OF_WORDS + 8 + 4 * q + 2 * u;
+                    word four = LOAD_WORD(in), next = LOAD_WORD(in + 1);
+                    EACH(p, 2) dot[r][p] = DOT(dot[r][p], code[p], more[p], four, next, bits);
+                    HOLD(dot[r][0]) HOLD(dot[r][1])
+                }
+            }
+            EACH(p, 2) {
+                const vec *own = (const vec *)(scales + g * PANEL) + p;
+                vec scale = own[0], least = own[2 * groups], *sum = (vec *)out + p;
+                EACH(r, rows)
+                    sum[2 * r] = add_group(sum[2 * r], dot[r][p], bits, scale, least, x + r * BLOCK_OF_WORDS, groups, g);
+            }
+            __asm__ volatile("" ::: "memory"); /* else GCC 12 keeps sums in a second place */
+        }
+}
+
 /* The same of one panel of codes that are floats. */
 INLINE void meet_floats(CODED, int rows) {
-    (void)apart, (void)groups;
+    (void)apart, (void)groups, (void)words, (void)coarse;
     if (first) EACH(r, rows) EACH(p, 2) ((vec *)out)[2 * r + p] = (vec){0};
-    for (; blocks; blocks--, x += BLOCK_OF_WORDS, scales += 4 * PANEL)
+    for (; blocks; blocks--, x += stride, scales += 4 * PANEL)
         for (int g = 0; g < 2; g++) {
             vec sum[6][2] = {{{0}}};
             for (int j = 0; j < GROUP; j++, w += PANEL) EACH(r, rows) {
-                vec in = all(((const int8_t *)(x + r * stride + 8))[GROUP * g + j]);
+                vec in = all(((const int8_t *)(x + r * BLOCK_OF_WORDS + 8))[GROUP * g + j]);
                 EACH(p, 2) sum[r][p] = multiply_add(((const vec *)w)[p], in, sum[r][p]);
             }
             EACH(r, rows) EACH(p, 2) {
-                vec *to = (vec *)out + 2 * r + p, scale = all(((const float *)(x + r * stride))[g]);
+                vec *to = (vec *)out + 2 * r + p, scale = all(((const float *)(x + r * BLOCK_OF_WORDS))[g]);
                 *to = multiply_add(sum[r][p] * ((const vec *)(scales + g * PANEL))[p], scale, *to);
             }
         }
 }
 typedef void (*Coded)(CODED);
 #define KERNEL(name, work, ...) static __attribute__((noinline, noclone)) void name(CODED) { \
-    work(x, stride, w, apart, blocks, groups, scales, first, out, __VA_ARGS__); \
+    work(x, stride, w, apart, blocks, groups, scales, words, coarse, first, out, __VA_ARGS__); \
 }
 /* Of few rows, which meet codes as they lie: one with two panels, that memory reads in turn, or one, two or three with one. */
-#define FEW(bits) \
-    KERNEL(few_##bits##_0, meet_codes, bits, 0, 1, 2) KERNEL(few_##bits##_1, meet_codes, bits, 0, 1, 1) \
-    KERNEL(few_##bits##_2, meet_codes, bits, 0, 2, 1) KERNEL(few_##bits##_3, meet_codes, bits, 0, 3, 1)
-#define NAME_FEW(bits) {few_##bits##_0, few_##bits##_1, few_##bits##_2, few_##bits##_3}
-FEW(4) FEW(5) FEW(6) FEW(8)
-static const Coded few_rows[][4] = {NAME_FEW(4), NAME_FEW(5), NAME_FEW(6), {0}, NAME_FEW(8)}; /* by bits - 4 */
+#define FEW(name, form, bits) \
+    KERNEL(name##_0, meet_few, form, bits, 1, 2) KERNEL(name##_1, meet_few, form, bits, 1, 1) \
+    KERNEL(name##_2, meet_few, form, bits, 2, 1) KERNEL(name##_3, meet_few, form, bits, 3, 1)
+#define NAME_FEW(name) {name##_0, name##_1, name##_2, name##_3}
+FEW(few_4, 0, 4) FEW(few_5, 0, 5) FEW(few_6, 0, 6) FEW(few_8, 0, 8)
+FEW(eighths, EIGHTHS, 4) FEW(halves, HALVES, 4) FEW(super, SUPER, 4) FEW(sixteenths, SIXTEENTHS, 6)
+static const Coded few_rows[][9][4] = { /* by forms, the commonest ones, and bits; 0: any other */
+    {[4] = NAME_FEW(few_4), NAME_FEW(few_5), NAME_FEW(few_6), [8] = NAME_FEW(few_8)}, [EIGHTHS][4] = NAME_FEW(eighths),
+    [HALVES][4] = NAME_FEW(halves), [SUPER][4] = NAME_FEW(super), [SIXTEENTHS][6] = NAME_FEW(sixteenths)};
 #define MOST_FEW 3
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #if LANES == 16
@@ -256,9 +306,9 @@ static const Coded few_rows[][4] = {NAME_FEW(4), NAME_FEW(5), NAME_FEW(6), {0}, 
 #else
 #define EACH_ROWS TO_6
 #endif
-#define WIDE_4(R) KERNEL(wide_4_##R, meet_codes, 4, 1, R, 1)
-#define WIDE_6(R) KERNEL(wide_6_##R, meet_codes, 6, 1, R, 1)
-#define BYTES(R) KERNEL(bytes_##R, meet_codes, 8, 0, R, 1)
+#define WIDE_4(R) KERNEL(wide_4_##R, meet_wide, 4, R)
+#define WIDE_6(R) KERNEL(wide_6_##R, meet_wide, 6, R)
+#define BYTES(R) KERNEL(bytes_##R, meet_wide, 8, R)
 #define FLOATS(R) KERNEL(floats_##R, meet_floats, R)
 EACH_ROWS(WIDE_4) EACH_ROWS(WIDE_6) EACH_ROWS(BYTES) TO_6(FLOATS)
 #define NAME_4(R) wide_4_##R,
@@ -272,8 +322,8 @@ static const Coded wide_4[] = {0, EACH_ROWS(NAME_4)}, wide_6[] = {0, EACH_ROWS(N
 
 /* x (columns,) as the inputs of one token. */
 static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
-    uint32_t *row = in.x + token * in.stride;
-    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += BLOCK_OF_WORDS)
+    uint32_t *row = in.x + token * BLOCK_OF_WORDS;
+    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += in.tokens * BLOCK_OF_WORDS)
         for (int half = 0; half < 2; half++) {
             int64_t begin = from + half * GROUP, count = columns - begin;
             count = count < 0 ? 0 : count < GROUP ? count : GROUP;
@@ -317,17 +367,23 @@ static void product_of_panels(Matrix m, Inputs in, int64_t panel, int64_t apart,
     uint32_t widened[OPENED * 64 * PANEL] __attribute__((aligned(64)));
     int64_t blocks = blocks_of(&m), size = 2 * m.bits * PANEL, most = m.form == FP8 ? 6 : MOST_ROWS;
     int few = m.form != FP8 && count <= MOST_FEW, wide = !few && (m.form == FP8 || m.bits < 8);
-    const Coded *kernels = m.form == FP8 ? floats : few ? few_rows[m.bits - 4]
+    int known = few && few_rows[m.form][m.bits][0];
+    const Coded *kernels = m.form == FP8 ? floats : few ? few_rows[known ? m.form : 0][m.bits]
                          : m.bits == 4 ? wide_4 : wide ? wide_6 : bytes;
-    for (int64_t b = 0; b < blocks; b += OPENED) {
-        int64_t here = blocks - b < OPENED ? blocks - b : OPENED;
+    const uint32_t *words = m.words + panel * blocks * PANEL;
+    const uint32_t *coarse = m.coarse ? m.coarse + panel * (blocks / 4) * PANEL : words;
+    int64_t length = known ? blocks : OPENED;
+    for (int64_t b = 0; b < blocks; b += length) {
+        int64_t here = blocks - b < length ? blocks - b : length;
         const uint32_t *w = m.panels + (panel * blocks + b) * size;
-        for (int s = 0; s < streams; s++) open_groups(&m, panel + s * apart, b, here, scales + s * OPENED * 8 * PANEL);
+        for (int s = 0; s < streams && !known; s++)
+            open_groups(&m, panel + s * apart, b, here, scales + s * OPENED * 8 * PANEL);
         if (wide) widen(&m, w, here, widened), w = widened;
         for (int64_t r = 0, rows; r < count; r += most) {
             rows = count - r < most ? count - r : most;
-            kernels[rows - (streams > 1)](in.x + (first + r) * in.stride + b * BLOCK_OF_WORDS, in.stride, w,
-                                          apart * blocks * size, here, groups_of(&m), scales, b == 0, c + r * streams * PANEL);
+            kernels[rows - (streams > 1)](in.x + (b * in.tokens + first + r) * BLOCK_OF_WORDS, in.tokens * BLOCK_OF_WORDS, w,
+                                          apart * blocks * size, here, groups_of(&m), scales, words, coarse, b == 0,
+                                          c + r * streams * PANEL);
         }
     }
     for (int64_t r = 0; r < count; r++)

@@ -49,8 +49,7 @@ static void read_rows(const float *x, const Rule *r, float *out) {
 }
 
 /* The same for `rows` of x, `block` vectors of columns at a time: the matrix is near. */
-INLINE void read_block(const float *x, const Rule *r, int64_t column, int rows,
-                                                             int block, float *out) {
+INLINE void read_block(const float *x, const Rule *r, int64_t column, int rows, int block, float *out) {
     vec sum[6][2] = {{{0}}};
     int64_t part = r->key_dim / STREAMS;
     for (int64_t d = 0; d < part; d++)
@@ -133,9 +132,8 @@ static inline void meet_keys(const Rule *r, const float *key, const float *query
 
 /* u and the result of a token, `block` vectors of them. weight: what is left of each token, times its product with this
  * one's key and query; of_matrix: what is left of the matrix; read (2, D_v): its product with both. */
-INLINE void add_block(const Rule *r, int64_t place, const float *weight,
-                                                            float of_matrix, float rate, const float *read,
-                                                            const float *value, int64_t column, int block, float *out) {
+INLINE void add_block(const Rule *r, int64_t place, const float *weight, float of_matrix, float rate,
+                      const float *read, const float *value, int64_t column, int block, float *out) {
     vec new[COLUMNS], result[COLUMNS];
     for (int v = 0; v < block; v++) {
         new[v] = load_f32(value + column + v * LANES) - all(of_matrix) * load_f32(read + column + v * LANES);

@@ -404,8 +404,7 @@ INLINE void put(Output out, int64_t at, vec low, vec high, int64_t left) {
 }
 
 /* Totals of one token, its halves `half` apart, become outputs: a vector of them from `column` on, or a panel. */
-INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
-                                                               const total *c, int64_t half) {
+INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column, const total *c, int64_t half) {
 #if defined(DOT_BYTES)
     ivec high = *(const ivec *)c - (*(const ivec *)(m.sum + column) << 7);
     vec value = __builtin_convertvector(high, vec);
@@ -423,8 +422,7 @@ INLINE vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
     if (m.bias) value += load_f32(m.bias + column);
     return value;
 }
-INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
-                                                         const total *c, int64_t half, Output out) {
+INLINE void finish(Matrix m, Inputs in, int64_t token, int64_t panel, const total *c, int64_t half, Output out) {
     int64_t column = panel * PANEL;
     vec low = finish_vector(m, in, token, column, c, half);
     vec high = finish_vector(m, in, token, column + LANES, c + LANES, half);

@@ -56,22 +56,18 @@ def load_panels(weight_bits: int) -> ctypes.CDLL:
 
 class Memory:
     """Memory of weights in pages of 2 MB, where the system has them: a processor finds its way in few large
-    pages sooner than in many small ones. Small matrices share a chunk, which stays while any of them does."""
-
-    CHUNK = 2**25  # bytes
+    pages sooner than in many small ones. Small matrices share 32 MB, which stay while any of them does."""
 
     def __init__(self) -> None:
         self._lock, self._chunk, self._used = Lock(), mmap.mmap(-1, 1), 1
 
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor whose numbers are not set; it begins at a line of the cache."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
+        count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
         with self._lock:
             begin = -(-self._used // 64) * 64
             if begin + size > len(self._chunk):
-                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                self._chunk, begin = mmap.mmap(-1, max(size, self.CHUNK), flags=private), 0
+                self._chunk, begin = mmap.mmap(-1, max(size, 2**25), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
                 with suppress(AttributeError, OSError):  # a system that has no such pages
                     self._chunk.madvise(mmap.MADV_HUGEPAGE)
             self._used = begin + size
