@@ -202,14 +202,12 @@ class OursOfFile(Ours):
 # ---------------------------------------------------------------------------------------- transformers
 def build_transformers(shape: str, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-    from transformers.initialization import no_init_weights
-
+    transformers, initialization = need("transformers", "transformers.initialization")
     prepare_device(device)
     described, places = written(SHAPES[shape])
-    config = AutoConfig.for_model(**described)
-    with no_init_weights():
-        model: Any = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
+    config = transformers.AutoConfig.for_model(**described)
+    with initialization.no_init_weights():
+        model: Any = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
     fill_weights(model, [places(name).name for name in ours])  # the same numbers in the same places
@@ -280,11 +278,10 @@ class Transformers:
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
-        from transformers import DynamicCache, StaticCache
-
-        text, cache = SHAPES[self.shape].text, DynamicCache(config=self.model.config)
+        (transformers,) = need("transformers")
+        text, cache = SHAPES[self.shape].text, transformers.DynamicCache(config=self.model.config)
         if self.static:
-            cache = StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
+            cache = transformers.StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
         size = (batch, text.num_key_value_heads, context, text.head_dim)
         for layer in range(0 if text.layer_types else text.num_hidden_layers):  # else it reads a prompt
             random = [fill(torch.empty(size, dtype=self.dtype, device=self.device), 1.0) for _ in range(2)]

@@ -123,8 +123,7 @@ def _items(text: str) -> Counter[str]:
 
 
 def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
-    import jsonschema
-
+    jsonschema = resolve_name("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
 
     def fits(answer: str) -> bool:
@@ -139,8 +138,7 @@ def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
 
 def _read_schema(given: Any) -> Any:
     """A schema as a mapping, JSON text or a file's name. Raises ValueError."""
-    import jsonschema
-
+    jsonschema = resolve_name("jsonschema")
     try:
         if isinstance(given, str):
             begins = given.lstrip().startswith(("{", "true", "false"))
