@@ -11,7 +11,7 @@
 #include "mix_convolution.h"
 #include "mix_delta.h"
 
-/* In the order of `CODED` in step.py. */
+/* In the order of `_MIXERS` in step.py. */
 static const Mixer mixers[] = {ATTENTION, CONVOLUTION, DELTA};
 
 static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *base, Scratch *s) {
