@@ -1,5 +1,5 @@
-"""Sections of `benchmarks.gpu`: the machine, the kernels beside the eager step, the kernels of a step. Each is
-called with a device, and prints lines of JSON."""
+"""Sections of `benchmarks.gpu`: the machine, the kernels beside the eager step, the kernels of a step. Each
+is called with a device, and prints lines of JSON."""
 
 from __future__ import annotations
 
