@@ -46,7 +46,8 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput, Stopwatch, TokenStream, column_of, fields_of, pad_id
 from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import Row, choose, new_rows
+from generation.recorded import alike, recorded
+from generation.sampling import Chosen, Row, choose, new_rows
 from generation.score import decide
 from generation.steps import Step, UncachedStep
 
@@ -71,13 +72,6 @@ def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = N
     return logits
 
 
-def decode_one(
-    step: Step, token: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
-) -> Tensor:
-    """Feed a token of each row (B, 1) at its next slot: logits (B, V) of the token after it."""
-    return step(token, kv_cache, start_pos, offset)
-
-
 @torch.no_grad()
 def decode_n(
     step: Step,
@@ -94,10 +88,19 @@ def decode_n(
         start, ahead = (n if isinstance(n, int) else int(n[number]) for n in (start_pos, offset))
         return number, start, ahead
 
-    while True:
-        if any(row.constraint is not None for row in rows):
-            decide(rows, logits, step, kv_cache, at)
-        chosen = choose(rows, logits)
+    def each() -> Iterator[Chosen]:
+        nonlocal logits, start_pos
+        while True:
+            if any(row.constraint is not None for row in rows):
+                decide(rows, logits, step, kv_cache, at)
+            yield (chosen := choose(rows, logits))
+            logits = step(chosen.token, kv_cache, start_pos, offset)  # of the tokens after these
+            start_pos = start_pos + 1
+
+    def each_recorded() -> Iterator[Chosen]:
+        return recorded(step, rows, choose(rows, logits), kv_cache, [*map(at, range(len(rows)))])
+
+    for chosen in each_recorded() if step.records and alike(rows) else each():
         ids = chosen.read()
         for row in rows:
             if row.error is not None:
@@ -105,8 +108,6 @@ def decode_n(
         yield ids
         if all(row.stop_reason for row in rows):
             return
-        logits = decode_one(step, chosen.token, kv_cache, start_pos, offset)
-        start_pos = start_pos + 1
 
 
 def generate_stream(

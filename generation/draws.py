@@ -14,7 +14,6 @@ batch that it is made in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -140,26 +139,3 @@ def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
     logprobs = scores.gather(1, token)[:, 0] - scores.logsumexp(-1)
     chosen = torch.stack((logprobs, torch.ones_like(logprobs)))
     return torch.where((scores > -math.inf).sum(-1) > 1, chosen, 0)
-
-
-def recordable(
-    tokens: Tensor, counters: Tensor, params: SamplingParams, logprobs: Tensor | None
-) -> Callable[[Tensor], None]:
-    """`choose` for `plain` rows of equal `params`, as operations on the device alone, which a CUDA graph may
-    record: logits (k, V) become the next tokens (k, 1), in place.
-
-    counters: (5, k) int64 of each row: its position, seed, how many numbers it has drawn, the offset of its
-        rotary places, and what is read.
-    logprobs: (2, k), the tokens' `chosen_logprobs`, or None.
-    """
-    _, seeds, drawn, _, ids = counters
-
-    def choose_in_place(logits: Tensor) -> None:
-        token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
-        tokens.copy_(token)
-        if logprobs is not None:
-            logprobs.copy_(chosen_logprobs(logits, token))
-        ids.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD))
-        counters[0:3:2] += 1
-
-    return choose_in_place

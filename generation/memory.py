@@ -57,7 +57,10 @@ def check_fits(sizes: str, needed: int, device: torch.device, existing: int = 0)
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that a cache on this device may take now; None for a device that does not say."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        # What PyTorch reserves and does not use, but for the pools of CUDA graphs, which nobody else gets.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        held = (one for one in torch.cuda.memory_snapshot() if one["segment_pool_id"] == (0, 0))
+        unused = sum(one["total_size"] - one["allocated_size"] for one in held if one["device"] == index)
         free = torch.cuda.mem_get_info(device)[0] + unused
     elif device.type == "mps":
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,14 +40,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import Notes
-from generation.draws import recordable
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
 from generation.kv_cache import STATE_WINDOW, has_states
 from generation.options import GenerationOptions, check_integer, with_overrides
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
+from generation.recorded import VIEW_STEP, Recorder, alike
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose
 from generation.score import decide
@@ -61,7 +60,6 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 # because activations take memory. A GPU's are estimated: its arithmetic is ahead of its memory by about 200
 # positions, a CPU's by 64.
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
-VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
@@ -103,12 +101,8 @@ class Scheduler:
         self.lag = LAG if model.device.type == "cuda" else 0
         self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else 2**31
         self.cache = SlotCache(model.language_model, slots, prefixes)
-        # Of each slot: the token to be fed; for recorded steps its position, the row's seed, how many numbers
-        # it has drawn, the offset of its rotary places, the token that was chosen, or BAD; and its
-        # `chosen_logprobs`.
-        self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
-        self._counters = torch.zeros(5, slots, dtype=torch.int64, device=model.device)
-        self._logprobs = torch.zeros(2, slots, device=model.device)
+        self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)  # to be fed in each slot
+        self._recorder = Recorder(self._step, self._tokens) if self._step.records else None
         self.stats = Stats()
         self.reset()
 
@@ -140,8 +134,8 @@ class Scheduler:
     def _forget_buffers(self) -> None:
         """The cache gets other buffers, beside which views and recordings would keep the old ones."""
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
-        self._replay: tuple[kv.KVCache, tuple, Callable[[], None]] | None = None
-        self._counted: list[tuple[SlotRow, int]] = []  # rows and positions that the counters stand at
+        if self._recorder is not None:
+            self._recorder.replay = None
 
     # --------------------------------------------------------------------------------------- the loop
 
@@ -374,15 +368,18 @@ class Scheduler:
             for row in rows:
                 self.cache.compute(row.slot)
             positions = [self._place_of(row) for row in span]
-            self.stats.decode_steps += 1
+            self.stats.decode_steps, count = self.stats.decode_steps + 1, len(span)
             proposals: list[list[int]] = []
             if any(row.proposer or row.constraint for row in rows):
-                proposals = propose(rows, min(self._most, self.cache.capacity - 1 - max(positions)))
+                most = min(self._most, self.cache.capacity - 1 - max(positions))
+                proposals = propose(rows, most, self._step.pass_steps)
                 self.stats.proposed += sum(map(len, proposals))
             if any(proposals):
                 self._several(rows, span, positions, proposals)
-            elif self._step.records and all(row.params == rows[0].params and row.plain for row in rows):
-                self._recorded(rows, span, positions)
+            elif self._recorder is not None and alike(rows):
+                cache, offsets = self._view_of(count, max(positions) + 1), [row.prompt.offset for row in span]
+                own = slice(count) if len(rows) == count else self._index(rows)
+                self._launched.append(self._recorder(rows, span, positions, offsets, cache, own))
             else:
                 self._one_token(rows, span, positions)
             self._collect(self._lag)
@@ -407,9 +404,8 @@ class Scheduler:
         device, count = self.model.device, len(span)
         start_pos = kv.per_row(positions, device)
         offset = kv.per_row([row.prompt.offset for row in span], device)
-        cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
+        cache = self._view_of(count, max(positions) + 1)
         logits = self._step(self._tokens[:count], cache, start_pos, offset)
-        self._counted = []
         self._launch(rows, logits if len(rows) == count else logits[self._index(rows)])
 
     def _several(
@@ -418,47 +414,19 @@ class Scheduler:
         """A pass over the last tokens of rows and their proposals, which are verified."""
         after = {row.slot: ids for row, ids in zip(rows, proposals, strict=True)}
         ids = [[*row.tokens[-1:], *after[row.slot]] if row.slot in after else [0] for row in span]
-        alike = min(positions) == max(positions)
-        cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
+        cache = self._view_of(len(span), max(positions) + max(map(len, ids)))
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         own = [logits[row.slot] for row in rows]
         self.stats.accepted += verify(rows, proposals, own, self._choose)
-        self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index(rows)] = kv.to_device(last, self.model.device)
         for row in rows:
             self._report(row)
 
-    def _recorded(self, rows: list[SlotRow], span: list[SlotRow], positions: list[int]) -> None:
-        """`_one_token` with its choice in one recording, for rows that choose alike."""
-        count, params = len(span), rows[0].params
-        confident = any(row.options.confidence for row in rows)
-        placed = any(row.prompt.places is not None for row in span)
-        tokens, counters = self._tokens[:count], self._counters[:, :count]
-        logprobs = self._logprobs[:, :count]
-        # The device counts on by itself while rows stay.
-        if self._counted != list(zip(span, positions)):
-            seeds = [0 if row.params.greedy else row.first_seed() for row in span]
-            launched, offsets = [row.launched for row in span], [row.prompt.offset for row in span]
-            numbers = torch.tensor([positions, seeds, launched, offsets])
-            counters[:4] = kv.to_device(numbers, self.model.device)
-        self._counted = [(row, position + 1) for row, position in zip(span, positions)]
-        cache, key = self._view_of(count, max(positions) + 1), (params, confident, placed)
-        if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
-            choice = recordable(tokens, counters, params, logprobs if confident else None)
-            state = [self._tokens, self._counters, self._logprobs]
-            offset = counters[3] if placed else None
-            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, *key), offset)
-            self._replay = cache, key, replay
-        self._replay[2]()
-        own = slice(count) if len(rows) == count else self._index(rows)
-        notes = Notes(logprobs[:, own].clone()) if confident else None
-        self._launched.append(Chosen(rows, tokens, counters[4, own].clone(), notes=notes).send())
-
-    def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
-        """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
+    def _view_of(self, count: int, longest: int) -> kv.KVCache:
+        """The cache of the first `count` slots as a step reads it: as far as the longest."""
         capacity = self.cache.capacity
-        length = capacity if longest is None else min(kv.round_up(longest, VIEW_STEP), capacity)
+        length = min(kv.round_up(longest, VIEW_STEP), capacity)
         wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
             self._view = (wanted, kv.view(self.cache.kv_cache, length, 0, count))

@@ -108,9 +108,10 @@ def proposer_of(row: Row, step: Step, image_token_id: int | None) -> PromptLooku
     return PromptLookup(row.prompt_ids, image_token_id, row.options.lookup == "on")
 
 
-def propose(rows: Sequence[Row], most: int) -> list[list[int]]:
+def propose(rows: Sequence[Row], most: int, pass_steps: float = 1.0) -> list[list[int]]:
     """Ids that may follow in each row, at most so many, none for most rows: what its constraint forces, which
-    is always right, and else what its proposer says."""
+    is always right, and else what its proposer says. Where nothing proposes, nor is forced what saves a row
+    the `pass_steps` that a pass over several positions takes as long as, there are none: []."""
     proposals = []
     for row in rows:
         ids = [] if row.proposer is None else row.proposer.propose(row.tokens, len(rows) == 1)
@@ -119,7 +120,8 @@ def propose(rows: Sequence[Row], most: int) -> list[list[int]]:
             ids = forced
         # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
         proposals.append(ids[: min(most, row.options.max_new_tokens - len(row.tokens) - 1)])
-    return proposals
+    pays = sum(map(len, proposals)) >= (pass_steps - 1) * len(rows) or any(row.proposer for row in rows)
+    return proposals if pays else []
 
 
 def verify(

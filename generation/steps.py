@@ -27,11 +27,12 @@ class Step:
     same_bits: whether `chunk` gives, to the bit, the logits of single steps. A product of several positions
         may round otherwise than that of one.
     alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
-    records: whether `bind` is worth it: what it gives is recorded, and launched as a whole.
+    records: whether it has `bind` (see `GraphStep`): what that gives is recorded, and launched as a whole.
+    pass_steps: how many steps take as long as a pass over a few positions; 1 where it saves any.
     states: whether layers keep what does not forget, and so have to know which positions are real.
     """
 
-    same_bits, alone, records, states = False, False, False, False
+    same_bits, alone, records, states, pass_steps = False, False, False, False, 1.0
 
     def __init__(self, language_model: Any):
         self._language_model = language_model
@@ -94,30 +95,6 @@ class Step:
         # Padding may be written to slots, but not into states.
         logits = self._chunk(*inputs, lengths) if self.states else self.chunk(*inputs)
         return [row[: len(ids)] for row, ids in zip(logits, token_ids, strict=True)]
-
-    def bind(
-        self,
-        token: Tensor,
-        kv_cache: KVCache,
-        positions: Tensor,
-        choose: Callable[[Tensor], None],
-        state: list[Tensor],
-        key: tuple,
-        offsets: Tensor | None = None,
-    ) -> Callable[[], None]:
-        """A function that runs a step, and then `choose` with its logits (B, V), each time it is called.
-
-        Args:
-            token, positions: (B, 1) ids and where they go, (B,): buffers that stay, read anew by each run.
-            kv_cache: whose buffers stay; a view of it must hold every position that is run.
-            choose: operations on the device that read nothing back.
-            state: every tensor that `choose` changes, which binding must not.
-            key: equal only where `choose` does the same to the same tensors.
-            offsets: (B,), a buffer as well: what is added to positions for rotary places; None for nothing.
-
-        Ask again where any of these or the weights may have changed; a step that records does so once.
-        """
-        return lambda: choose(self(token, kv_cache, positions, 0 if offsets is None else offsets))
 
 
 class UncachedStep(Step):

@@ -56,9 +56,8 @@ class Fast:
 
     @property
     def name(self) -> str:
-        """The decode step that was chosen, and why it has been replaced since."""
-        failure = self.step.failure if isinstance(self.step, GraphStep) else None
-        return self.chosen + (f", eager since: {failure}" if failure else "")
+        """The decode step that was chosen, and what of it has been given up since."""
+        return self.step.name if isinstance(self.step, GraphStep) else self.chosen
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from generation.codes import CodedEmbedding, CodedLinear, Codes
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import load_panels, to_panel
-from generation.fast.quantized import ARITHMETIC, is_layer, pack_layer, put_layers
+from generation.fast.quantized import arithmetic, is_layer, pack_layer, put_layers
 from messages import counted
 from models.checkpoints.files import Opened
 from models.checkpoints.quantized import method_of
@@ -79,7 +79,7 @@ def load_codes(opened: Opened, device: torch.device, panels: bool = True) -> Vis
         for path in (name.removesuffix(".weight") for name in names):
             layer: Any = model.get_submodule(path)
             if isinstance(layer, nn.Embedding):
-                made: Any = CodedEmbedding(codes, ARITHMETIC[device.type])
+                made: Any = CodedEmbedding(codes, arithmetic(device))
             else:
                 made = CodedLinear(codes, layer.bias, beside)
             first = to_panel(made, names, first) if in_panels else made

@@ -69,7 +69,7 @@ class Gemma4TextConfig(TextConfig):
 
 def scaled(x: Tensor, width: int) -> Tensor:
     """x · √width, with the root rounded to the dtype of x."""
-    return x * torch.tensor(width**0.5, dtype=x.dtype, device=x.device)
+    return x * x.new_full((), width**0.5)  # nothing is copied from the host, which no graph does
 
 
 class Gemma4Attention(nn.Module):

@@ -263,9 +263,9 @@ class LanguageModel(nn.Module):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The dtype of keys and values: bfloat16 where weights are packed, else that of activations."""
-        packed = self.embed_tokens.weight.dtype != self.norm.weight.dtype
-        return torch.bfloat16 if packed else self.norm.weight.dtype
+        """The dtype of keys and values: that of activations; bfloat16 for float32 around packed weights."""
+        own, stored = self.norm.weight.dtype, self.embed_tokens.weight.dtype
+        return torch.bfloat16 if own == torch.float32 and stored != own else own
 
     def inv_freq(self, device: torch.device) -> Tensor:
         """(D_h / 2,) float32 rotary frequencies; computed once, and never stored with the weights."""

@@ -47,7 +47,7 @@ def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generati
     for name in ("lengths", "stop_reasons", "prompt_tokens", "decode_steps"):
         assert getattr(got, name) == getattr(expected, name), name
     assert got.confidences == pytest.approx(expected.confidences, rel=1e-3)
-    assert step.failure is None
+    assert step.graphs.failure is None
     return got
 
 

@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA or Triton: buffers and buckets give eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers and views give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -7,7 +7,12 @@ without graphs, in batches, sessions and slots, is in test_generate.py.
 from __future__ import annotations
 
 import copy
+import subprocess
+from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,6 +24,7 @@ from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep
 from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.steps import Step
 from inference.checkpoint import Fast
@@ -40,9 +46,9 @@ def vlm(request):
 
 @pytest.fixture(autouse=True)
 def small_and_taped(monkeypatch):
-    """Short buckets, tapes for graphs, and the eager step even where Triton is."""
+    """Short views, tapes for graphs, and the eager step even where Triton is."""
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
-    monkeypatch.setattr(graph, "BUCKET", 16)
+    monkeypatch.setattr("generation.recorded.VIEW_STEP", 16)
     tape_graphs(monkeypatch)
 
 
@@ -51,11 +57,11 @@ def small_and_taped(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL", "gated delta rules"])
+@pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL", "gated delta rules", "Gemma 4"])
 def test_tokens_are_those_of_the_eager_step(model, sampling):
     vlm, inputs, options = tiny_vlm(**MODELS[model]), batch(4), {"max_new_tokens": 40, **sampling}
     step = GraphStep(vlm.language_model)
-    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
+    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two views
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
 
 
@@ -108,7 +114,7 @@ def test_graphs_serve_the_next_answer_where_the_cache_stays(vlm, monkeypatch):
     recorded, step, session = [], GraphStep(vlm.language_model), Session(vlm)
     monkeypatch.setattr(Graphs, "_record", lambda *a: recorded.append(1) or record_on_tape(*a))
     session.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
-    assert (first := len(recorded)) == 1
+    assert (first := len(recorded)) == 2  # of the rehearsal, and of the answer
     session.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
     assert len(recorded) == first
 
@@ -141,6 +147,19 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm, offsets):
         expected_token, expected_total = logits.argmax(-1, keepdim=True), expected_total + logits.amax(-1)
     assert torch.equal(token, expected_token) and len(made) == 1
     torch.testing.assert_close(total, expected_total)
+
+
+@torch.no_grad()
+def test_a_recording_is_of_the_tensors_that_are_written():
+    """A larger one may get the address of one that is gone."""
+    lm = tiny_vlm().language_model
+    step, cache, memory = GraphStep(lm), kv.allocate_for(lm, 1, 20), torch.zeros(5, 12, dtype=torch.int64)
+    token, positions = torch.tensor([[3]]), torch.tensor([0])
+    for slots in (8, 12):
+        written = memory.view(-1)[: 5 * slots].view(5, slots)
+        choose = partial(lambda to, _: to[4].fill_(7), written)
+        step.bind(token, cache, positions, choose, [written], ("same",))()
+        assert written[4].tolist() == [7] * slots
 
 
 # --- a recording is of one way to choose
@@ -206,7 +225,7 @@ def refuse(*_):
 def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
     """In the middle of an answer, when its cache is read further."""
     step, inputs, recorded = GraphStep(vlm.language_model), batch(1), []
-    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, **NO_STOP}
+    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, **NO_STOP}
     expected = vlm.generate(**inputs, **options)
 
     def refuse_the_second(self, function, shape, restore):
@@ -217,12 +236,12 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
         return record_on_tape(self, function, shape, restore)
 
     monkeypatch.setattr(Graphs, "_record", refuse_the_second)
-    fast = Fast(step, "CUDA graph")
-    assert fast.name == "CUDA graph"
+    fast = Fast(step)
+    assert fast.name == "CUDA graph of the eager step: it is a test"
     for _ in range(2):
         assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
-    assert len(recorded) == 1 and step.failure == WHY
-    assert fast.name == f"CUDA graph, eager since: {WHY}"
+    assert len(recorded) == 1 and step.graphs.failure == WHY
+    assert fast.name == f"CUDA graph of the eager step: it is a test, eager since: {WHY}"
 
 
 @pytest.mark.parametrize("compiling", [False, True])
@@ -241,4 +260,109 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, compiling, fails):
         language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))
     step, name = fast_step(language_model, compiling)
     assert (step is None) == fails
-    assert name == (f"eager: no CUDA graph: {WHY}" if fails else "CUDA graph of the eager step: it is a test")
+    eager = "CUDA graph of the eager step: it is a test"
+    assert name == (f"eager: no CUDA graph: it is a test; {WHY}" if fails else eager)
+
+
+# --- where Triton fails
+
+
+class InTriton:
+    """Stands in for a `TritonDecoder` of up to 8 rows: the eager step, which notes the rows that it is
+    compiled for, and raises where it is `broken`."""
+
+    broken: ClassVar[dict[int, Exception]] = {}
+
+    def __init__(self, language_model):
+        if 0 in self.broken:
+            raise self.broken[0]
+        self._step, self.compiled = Step(language_model), []
+
+    def alike(self):
+        return [[1], [2], [3, 4, 5], [6, 7, 8]]
+
+    def __call__(self, token, kv_cache, position, offset=None):
+        if (rows := len(token)) in self.broken:
+            raise self.broken[rows]
+        self.compiled.append(rows)
+        return self._step(token, kv_cache, position, 0 if offset is None else offset)
+
+
+class NoSharedMemory(Exception):
+    """As Triton's errors are: of no type that Python has for it."""
+
+
+ERRORS = [
+    NoSharedMemory("out of resource: shared memory, Required: 143424, Hardware limit: 101376"),
+    subprocess.CalledProcessError(1, ["gcc", "main.c"]),
+    KeyError("maxnreg"),
+    RuntimeError("Failed to find C compiler\nat build.py"),
+]
+
+
+@pytest.fixture
+def in_triton(monkeypatch):
+    monkeypatch.setattr(graph, "triton_module", lambda: SimpleNamespace(TritonDecoder=InTriton))
+    monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: f"{rows} rows" * (rows > 8) or None)
+    monkeypatch.setattr(InTriton, "broken", {})
+    return InTriton.broken
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_an_error_of_any_type_leaves_the_recorded_eager_step(in_triton, rows, error):
+    """When the step is made, in its rehearsal, and when more rows come."""
+    vlm, options = tiny_vlm(), {"max_new_tokens": 12, "temperature": 0.9, "seed": 3, **NO_STOP}
+    in_triton[rows] = error
+    step = GraphStep(vlm.language_model)
+    assert step.rehearse() is None
+    reason = str(error).split("\n")[0]
+    assert (reason in step.name) == (rows < 2)
+    for count in (1, 2, 4):
+        assert_as_eager(vlm, step, batch(count), **options)
+    assert (step.decoder(1) is None) == (rows < 2)
+    assert (step.decoder(2) is None) == (rows != 1) and (step.decoder(4) is None) == (rows == 0)
+    assert reason in Fast(step).name
+
+
+def test_without_triton_and_without_graphs_it_is_the_eager_step(in_triton, monkeypatch):
+    vlm, inputs, options = tiny_vlm(), batch(2), {"max_new_tokens": 12, **NO_STOP}
+    in_triton[1] = ERRORS[0]
+    monkeypatch.setattr(Graphs, "_record", lambda self, function, *_: (function(), refuse()))
+    step = GraphStep(vlm.language_model)
+    assert step.rehearse() == f"NoSharedMemory: {ERRORS[0]}; {WHY}"
+    expected = vlm.generate(**inputs, **options)
+    assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory")])
+def test_an_interrupt_and_a_lack_of_memory_are_no_failures(in_triton, error, monkeypatch):
+    vlm, inputs, options = tiny_vlm(), batch(1), {"max_new_tokens": 12, **NO_STOP}
+    expected, step = vlm.generate(**inputs, **options), GraphStep(vlm.language_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Graphs, "_record", lambda *_: throw(error))
+        with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+            assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+    assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+    assert step.name == "CUDA graph of Triton kernels"
+
+
+def throw(error: BaseException):
+    raise error
+
+
+def test_slots_are_rehearsed_before_a_request_comes(in_triton):
+    vlm = tiny_vlm()
+    step = GraphStep(vlm.language_model)
+    scheduler = Scheduler(vlm, 7, decode_step=step)
+    compiled = step.decoder(1).compiled
+    assert {*compiled} == {1, 2, 3, 6} and scheduler.idle
+    assert Scheduler(vlm, 2, decode_step=(two := GraphStep(vlm.language_model))).idle
+    assert {*two.decoder(1).compiled} == {1, 2}
+
+
+def test_the_choice_is_recorded_too(in_triton, monkeypatch):
+    """Also in `model.generate`, of several answers to prompts of different lengths."""
+    vlm, options = tiny_vlm(), {"max_new_tokens": 20, "temperature": 0.9, "num_return_sequences": 2}
+    monkeypatch.setattr(GraphStep, "__call__", None)
+    assert_as_eager(vlm, GraphStep(vlm.language_model), batch(3), seed=1, **options, **NO_STOP)

@@ -11,18 +11,19 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Parts
 from generation import kv_cache as kv
-from generation.draws import recordable
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
 from generation.options import GenerationOptions
 from generation.prompts import compact, prompt_lengths
+from generation.recorded import Recorder
 from generation.sampling import Row, choose
 from generation.steps import Step
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
+from tests.invariants import MODELS
 from tests.prompts import SIDE, ImageBlock, inputs_of, tiny_vlm, words
 
 COPIES = ("_to_copy", "copy_")
@@ -47,8 +48,10 @@ class OneDevice(TorchDispatchMode):
         return result
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "int4"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int4", "Gemma 4"])
 def model(request):
+    if request.param == "Gemma 4":
+        return tiny_vlm(**MODELS["Gemma 4"]).to("meta")
     if request.param == "int4":
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ARITHMETIC, "meta", torch.bfloat16)
@@ -69,18 +72,15 @@ def at_work(model, rows: int, **sampling) -> tuple[list[Row], kv.KVCache]:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypatch):
+def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, placed, monkeypatch):
     rows, cache = at_work(model, 2, **sampling)
     if not rows[0].plain:
         pytest.skip("it is never recorded")
-    tokens, counters, logprobs = (
-        torch.zeros(*shape, dtype=dtype, device=model.device)
-        for shape, dtype in (((2, 1), torch.int64), ((5, 2), torch.int64), ((2, 2), torch.float32))
-    )
-    choose_all = recordable(tokens, counters, rows[0].params, logprobs)
-    step, state = GraphStep(model.language_model), [tokens, counters, logprobs]
-    replay = step.bind(tokens, cache, counters[0], choose_all, state, ())
+    tokens = torch.zeros(2, 1, dtype=torch.int64, device=model.device)
+    recorder = Recorder(GraphStep(model.language_model), tokens)
+    replay = recorder.bind(cache, 2, rows[0].params, True, placed)
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -92,7 +92,8 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_the_eager_step_and_the_choice_mix_no_devices(model, lengths, sampling):
-    language_model, width = model.language_model, model.config.text.hidden_size
+    language_model = model.language_model
+    width = language_model.embed(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).shape[2]
     rows, cache = at_work(model, 2, **sampling)
     start_pos = kv.per_row(lengths, model.device)
     with OneDevice() as seen:
@@ -141,7 +142,7 @@ def test_a_training_pass_mixes_no_devices(model, monkeypatch):
     documents = torch.ones(2, 12, 12, dtype=torch.bool, device=model.device)
     places = torch.zeros(2, 12, dtype=torch.int64, device=model.device)
     with OneDevice():
-        embeddings = model.language_model.embed_tokens(places)
+        embeddings = model.language_model.embed(places)
         hidden, _ = model.language_model(embeddings, documents, position_ids=places)
         model.language_model.logits(hidden).float().sum().backward()
     gradient = model.language_model.embed_tokens.weight.grad

@@ -1,5 +1,5 @@
 """Weights stored in bfloat16, int8 or four bits: on CPUs without fast arithmetic in either, multiplied in
-float32; int8 and four bits on CUDA, multiplied in bfloat16.
+float32; int8 and four bits on CUDA, multiplied in bfloat16, before Ampere in float16.
 
     pack(model, "int8")                             # in place: linear layers and embeddings
     replace_layers(model, make)                     # with layers of another kind
@@ -24,14 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import PARTIAL_FLOATS, product
+from generation.codes import PARTIAL_FLOATS, product, suited
 
 LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
 # (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement
 Make = Callable[[Any, Sequence[str], Any], nn.Module]
-# What a device multiplies in, and with it keeps activations and all that is small in.
-ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
+ARITHMETIC = {"cpu": torch.float32}  # of `arithmetic`; a GPU's is `suited`
 UNPACKED = "position_embedding"  # no matrix that anything is multiplied with
+
+
+def arithmetic(device: torch.device) -> torch.dtype:
+    """What a device multiplies packed weights in, and with it keeps activations and all that is small in."""
+    return ARITHMETIC.get(device.type) or suited(device)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +162,7 @@ def put_layers(model: nn.Module, names: Sequence[str], tensor: Tensor, make: Mak
     """Give a model a tensor that was read from a checkpoint, under the names of all that share it. A layer
     whose weight it is is replaced, so that a checkpoint is opened in the memory that it takes afterwards
     (`models.checkpoints.load.load`)."""
-    weight, small = nn.Parameter(tensor, requires_grad=False), ARITHMETIC[tensor.device.type]
+    weight, small = nn.Parameter(tensor, requires_grad=False), arithmetic(tensor.device)
     for name in names:
         path, _, leaf = name.rpartition(".")
         owner: Any = model.get_submodule(path)
@@ -171,7 +175,7 @@ def put_layers(model: nn.Module, names: Sequence[str], tensor: Tensor, make: Mak
 
 def pack_layer(precision: str, layer: Any, names: Sequence[str], first: Any) -> nn.Module:
     """The replacement of a layer in bfloat16 or int8: a `Make`, after the precision."""
-    dtype, weight, scale = ARITHMETIC[layer.weight.device.type], layer.weight.detach(), None
+    dtype, weight, scale = arithmetic(layer.weight.device), layer.weight.detach(), None
     columns = weight.shape[1]
     if first is not None:
         weight, scale = first.weight, first.scale
@@ -186,15 +190,15 @@ def pack_layer(precision: str, layer: Any, names: Sequence[str], first: Any) -> 
 def pack(model: nn.Module, precision: str, make: Callable[..., nn.Module] = pack_layer) -> nn.Module:
     """Store the weights of every linear layer and token embedding in `precision`, in place.
 
-    Everything small, and with it all arithmetic, becomes float32 on a CPU and bfloat16 on CUDA, where
-    `precision` is int8. `make` is a `Make` after the precision.
+    Everything small gets the dtype of `arithmetic`. On CUDA `precision` is int8. `make` is a `Make` after the
+    precision.
     """
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
-    device = next(model.parameters()).device.type
-    if device not in ARITHMETIC or (device == "cuda" and precision != "int8"):
+    device = next(model.parameters()).device
+    if device.type not in {*ARITHMETIC, "cuda"} or (device.type == "cuda" and precision != "int8"):
         raise ValueError(f"packed {precision} weights do not run on {device}")
     replace_layers(model, partial(make, precision))
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(ARITHMETIC[device])
+        parameter.data = parameter.data.to(arithmetic(device))
     return model

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import quantization, section, token_ids
+from generation.codes import suited
 from messages import some
 from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
@@ -47,8 +48,6 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # Keys of generation_config.json that are in the config, or about the file itself.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
-# The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
-AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
@@ -80,8 +79,8 @@ def load(
             do not change meanwhile (`models.checkpoints.sources.one_version`).
         revision: branch, tag or commit of the repository.
         dtype: a dtype or its name. "auto" is what the device is right and fast with: float32 on a CPU,
-            bfloat16 on CUDA, elsewhere the stored one. "stored" is the config's own, float32 where it names
-            none: for what is saved again.
+            bfloat16 on CUDA (`suited`), elsewhere the stored one. "stored" is the config's own, float32 where
+            it names none: for what is saved again.
         device: where the weights go; None is the CPU.
         put: gives the model each tensor.
         adapter: a folder or a repository with a LoRA adapter that changes them; of an `Opened` its own.
@@ -236,7 +235,7 @@ def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torc
         sections = (config, text if isinstance(text, dict) else {})
         named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
         stored = resolve_dtype(next(filter(None, named), "float32"), {}, device)
-        return stored if dtype == "stored" else AUTO_DTYPE.get(device.type, stored)
+        return stored if dtype == "stored" else suited(device, stored)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)} or stored")
@@ -261,6 +260,8 @@ def prepare_device(device: torch.device | str) -> torch.device:
     hold for the process."""
     device = torch.device(device)
     if device.type == "cuda":
+        # Events and streams without a name are the current device's.
+        torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
         # On Hopper and Blackwell PyTorch asks cuDNN's attention first, which plans anew for each key length:
         # while decoding, for each token. Flash and memory-efficient attention plan nothing.
         torch.backends.cuda.enable_cudnn_sdp(False)

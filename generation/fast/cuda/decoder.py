@@ -207,6 +207,15 @@ class TritonDecoder:
             WINDOW=STATE_WINDOW,
         )
 
+    def alike(self) -> list[list[int]]:
+        """The numbers of rows that it decodes, those together that the same kernels decode."""
+        groups: dict[Any, list[int]] = {}
+        for rows in range(1, MOST_ROWS + 1):
+            # Triton compiles anew for a number that 16 divides.
+            kernels_of = self.sizes(rows), self._splits(rows), rows % 16 == 0
+            groups.setdefault(kernels_of, []).append(rows)
+        return list(groups.values())
+
     def _splits(self, rows: int) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
         registers, four parts of a group one after the other."""

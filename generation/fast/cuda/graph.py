@@ -6,12 +6,12 @@ scheduler asks for both.
 
 At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder
 is a few kernels written in Triton (`decoder.TritonDecoder`). What these do not take, many rows for example,
-is the eager step, recorded as it is.
+or cannot be compiled for here, is the eager step, recorded as it is.
 
 A graph is bound to addresses. Tokens, positions and logits therefore live in buffers that stay, and a graph
 serves the next answer where that has the same cache, as in a session or a scheduler. Positions are in device
-memory, so that one graph of the Triton kernels serves every length. One of the eager step serves a bucket of
-cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay for long ones.
+memory, so that one graph of the Triton kernels serves every length. One of the eager step reads all of the
+view of the cache that it is given, which is longer by `generation.recorded.VIEW_STEP` from time to time.
 
 On a CPU, or where a graph cannot be recorded, the same functions run without one.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,21 +29,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.network import DECODER
 from generation.kv_cache import KVCache
+from generation.output import Stopwatch
 from generation.steps import Step
 
 if TYPE_CHECKING:
     from generation.fast.cuda.decoder import TritonDecoder
 
-BUCKET = 256  # cache positions: the shortest bucket
+SEVERAL = 8  # positions of a pass that is measured
 MAX_GRAPHS = 48  # the least recently used is given up first
-
-
-def bucket_of(length: int) -> int:
-    """Positions that a step reads to see `length`: at most a quarter more, from four buckets up."""
-    step = max(BUCKET, 1 << max(0, (length - 1).bit_length() - 3))
-    return kv.round_up(length, step)
 
 
 def triton_module() -> Any:
@@ -55,8 +50,10 @@ def triton_module() -> Any:
 
 
 def unsupported(language_model) -> str | None:
-    """The reason why `GraphStep` cannot run this model, or None."""
-    return DECODER.unknown(language_model)
+    """The reason why `GraphStep` cannot run this model, or None. Whether a network reads back what it
+    computes, which no graph can, is found out by recording it."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in language_model.modules())
+    return "it has hooks, which a graph does not call" if hooked else None
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
@@ -86,7 +83,8 @@ class Graphs:
     def get(
         self, key: tuple, shape: tuple, make: Callable[[], Callable[[], None]], state: list[Tensor]
     ) -> Callable[[], None]:
-        """A function that replays the one that `make` returns.
+        """A function that replays the one that `make` returns; where there is no memory for a graph now, and
+        after a failure, that one itself. Raises what recording raises, of any type, with `state` as it was.
 
         Args:
             key: the function and every address in it.
@@ -98,7 +96,7 @@ class Graphs:
             self._replays.move_to_end(key)
             return self._replays[key]
         replay = function = make()
-        if self.capture:
+        if self.capture and self.failure is None:
             saved = [tensor.clone() for tensor in state]
 
             def restore() -> None:
@@ -111,9 +109,9 @@ class Graphs:
                 restore()
                 self._pool = None  # the allocator may not take up again what it holds no graph for
                 return function
-            except RuntimeError as error:  # of the driver, the allocator's bookkeeping, a kernel's compiler
-                self.capture, self.failure = False, first_line(error)
+            except Exception:
                 restore()
+                raise
         self._replays[key] = replay
         if len(self._replays) > MAX_GRAPHS:
             self._replays.popitem(last=False)
@@ -126,16 +124,16 @@ class Graphs:
             current, stream = torch.cuda.current_stream(), self._stream
             stream.wait_stream(current)
             try:
-                with torch.cuda.stream(stream):
+                with torch.cuda.stream(stream):  # also around the capture: one that fails does not leave it
                     for _ in range(1 if shape in self._warm else 2):
                         function()
                         restore()
-                graph = torch.cuda.CUDAGraph()
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
-                    function()
-            except RuntimeError:
-                with suppress(RuntimeError):  # a capture that fails may leave the allocator recording
+                    graph = torch.cuda.CUDAGraph()
+                    self._pool = self._pool or torch.cuda.graph_pool_handle()
+                    with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                        function()
+            except Exception:
+                with suppress(Exception):  # a capture that fails may leave the allocator recording
                     torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 raise
             finally:
@@ -168,43 +166,76 @@ class GraphStep(Step):
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
         self._triton: TritonDecoder | None = None
-        self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
+        self._reasons: dict[int, str | None] = {}  # why Triton does not decode that many rows, or None
+        self._rehearsed: set[int] = set()  # numbers of rows
+        self._notes: list[str] = []  # what has been given up beside single rows in Triton, and why
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
 
     def decoder(self, rows: int) -> TritonDecoder | None:
         """The Triton decoder of that many rows; None where the eager step decodes them."""
         if rows not in self._reasons:
-            self._reasons[rows] = no_triton(self._language_model, rows)
-        if self._reasons[rows] is not None:
-            return None
-        if self._triton is None:
-            self._triton = triton_module().TritonDecoder(self._language_model)
-        return self._triton
+            try:
+                reason = no_triton(self._language_model, rows)
+                if reason is None and self._triton is None:
+                    self._triton = triton_module().TritonDecoder(self._language_model)
+                self._reasons[rows] = reason
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._give_up(rows, error)
+        return self._triton if self._reasons[rows] is None and self.graphs.failure is None else None
+
+    def _give_up(self, rows: int, error: Exception) -> None:
+        """After an error of any type, a compiler's or the driver's: decode that many rows, and others that
+        the same kernels decode, with the eager step; where it was that step's, without graphs."""
+        why = said(error)
+        if rows in self._reasons and self.decoder(rows) is None:
+            self.graphs.failure = why
+            self._notes.append(f"eager since: {why}")
+            return
+        alike = [[rows]] if self._triton is None else self._triton.alike()
+        self._reasons |= dict.fromkeys(next(group for group in alike if rows in group), why)
+        self._notes += [f"of the eager step for {rows} rows: {why}"] * (rows > 1)
 
     @property
     def name(self) -> str:
-        """The name of what decodes a single row."""
-        if self.decoder(1) is None:
-            return f"CUDA graph of the eager step: {self._reasons[1]}"
-        return "CUDA graph of Triton kernels"
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why steps run without a graph from some point on, or None."""
-        return self.graphs.failure
+        """What decodes a single row, and what has been given up since it was chosen."""
+        reason = None if self.decoder(1) is not None else self._reasons[1]
+        name = "CUDA graph of " + (f"the eager step: {reason}" if reason else "Triton kernels")
+        return ", ".join([name, *self._notes])
 
     @torch.no_grad()
-    def rehearse(self) -> str | None:
-        """Decode a token of one row, so that a failure is known before anyone waits for an answer: why it
-        fails, or None."""
-        model = self._language_model
+    def rehearse(self, rows: int = 1) -> str | None:
+        """Decode a token of one row, and of the first of those numbers of rows up to `rows` that share their
+        kernels: nobody who waits for an answer then waits for a compiler. Returns why there is no graph of
+        any step, or None."""
+        model, triton = self._language_model, self.decoder(1)
+        counts = {1} if triton is None else {group[0] for group in triton.alike() if group[0] <= rows}
+        counts, self._rehearsed = counts - self._rehearsed, counts | self._rehearsed
         try:
-            cache = kv.allocate_for(model, 1, 2)
-            self(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, 1)
-        except RuntimeError as error:
-            return first_line(error)
-        return self.failure
+            for count in sorted(counts, reverse=True):  # the buffers of the most serve the others
+                token = torch.zeros(count, 1, dtype=torch.int64, device=self._device)
+                cache = kv.allocate_for(model, count, 2)
+                for offset in range(1 + bool(model.config.rope_sections)):
+                    self(token, cache, 1, offset)
+        except Exception as error:  # no memory, or the eager step fails without a graph as well
+            return said(error)
+        return self.graphs.failure and f"{self._reasons[1]}; {self.graphs.failure}"
+
+    @cached_property
+    @torch.no_grad()
+    def pass_steps(self) -> float:  # type: ignore[override]
+        """How many steps of a row take as long as a pass over several of its positions, which launches each
+        kernel by itself. Measured here, once, with few of them."""
+        ids, watch = torch.zeros(1, SEVERAL, dtype=torch.int64, device=self._device), Stopwatch(self._device)
+        cache = kv.allocate_for(self._language_model, 1, 2 * SEVERAL)
+        for _ in range(3):  # the last of them counts
+            self.chunk(ids, cache, torch.zeros(1, dtype=torch.int64, device=self._device))
+            watch.lap("pass")
+            self(ids[:, :1], cache, SEVERAL)
+            watch.lap("step")
+        return watch.seconds["pass"] / watch.seconds["step"]
 
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor, offset: Tensor | None) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
@@ -215,14 +246,11 @@ class GraphStep(Step):
         with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
             return self.chunk(token, cache, position, 0 if offset is None else offset)[:, -1]
 
-    def _read(self, rows: int, kv_cache: KVCache, longest: int | None = None) -> int:
-        """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
-        view of fitting length; in Triton all of the buffer, so that it serves every view of that."""
-        if self.decoder(rows) is not None:
-            _, head, position, _ = kv.geometry(kv_cache).strides
-            return head // position
-        capacity = kv.geometry(kv_cache).capacity
-        return capacity if longest is None else min(bucket_of(longest), capacity)
+    def _read(self, rows: int, kv_cache: KVCache) -> int:
+        """Positions that a recording for some rows reads at most: those of a view of fitting length; in
+        Triton all of the buffer, so that it serves every view of that."""
+        held = kv.geometry(kv_cache)
+        return held.capacity if self.decoder(rows) is None else held.strides[1] // held.strides[2]
 
     def _check_weights(self) -> None:
         """Start anew if any were replaced (`model.to`)."""
@@ -252,8 +280,7 @@ class GraphStep(Step):
         own = None
         if isinstance(offset, Tensor) or offset:
             own, offsets[:] = offsets, offset
-        longest = start_pos + 1 if isinstance(start_pos, int) else None
-        self._recorded(token, kv_cache, position, logits.copy_, [], (), own, longest)()
+        self._recorded(token, kv_cache, position, logits.copy_, [], (), own)()
         return logits.clone()
 
     @torch.no_grad()
@@ -267,23 +294,38 @@ class GraphStep(Step):
         key: tuple,
         offsets: Tensor | None = None,
     ) -> Callable[[], None]:
-        """See `generation.steps.Step`."""
+        """A function that runs a step, and then `choose` with its logits (B, V), each time it is called.
+
+        Args:
+            token, positions: (B, 1) ids and where they go, (B,): buffers that stay, read anew by each run.
+            kv_cache: whose buffers stay; a view of it must hold every position that is run.
+            choose: operations on the device that read nothing back.
+            state: every tensor that `choose` changes, which binding must not.
+            key: equal only where `choose` does the same to the same tensors.
+            offsets: (B,), a buffer as well: what is added to positions for rotary places; None for nothing.
+
+        Ask again where any of these or the weights may have changed: it is recorded once.
+        """
         self._check_weights()
         return self._recorded(token, kv_cache, positions, choose, state, key, offsets)
 
-    def _recorded(
-        self, token, kv_cache: KVCache, positions, choose, state, key, offsets, longest: int | None = None
-    ) -> Callable[[], None]:
-        """`bind`, for positions up to the `longest`."""
-        kv_len = self._read(len(token), kv_cache, longest)
+    def _recorded(self, token, kv_cache: KVCache, positions, choose, state, key, offsets):
+        """`bind`, for weights that are the same."""
+        rows, read = len(token), [one for one in (token, positions, offsets) if one is not None]
+        # A buffer of another shape may get the address of one that is gone.
+        places = tuple((one.data_ptr(), one.stride()) for one in (*read, *state))
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
             return lambda: choose(self._decode(token, cache, positions, offsets))
 
-        read = [tensor.data_ptr() for tensor in (token, positions, offsets) if tensor is not None]
-        kind = len(token), kv_len, key, len(read)
-        return self.graphs.get((*read, buffer_addresses(kv_cache), *kind), kind, make, state)
+        while True:
+            kv_len = self._read(rows, kv_cache)
+            kind = rows, kv_len, key, len(read)
+            try:
+                return self.graphs.get((places, buffer_addresses(kv_cache), *kind), kind, make, state)
+            except Exception as error:  # Triton's have no type in common
+                self._give_up(rows, error)
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:
@@ -303,9 +345,12 @@ def addresses(language_model) -> list[int]:
     return [tensor.data_ptr() for tensor in read]
 
 
-def first_line(error: Exception) -> str:
-    """The message without the C++ stack."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
+def said(error: Exception) -> str:
+    """An error in one line: a RuntimeError without the C++ stack, others with the name of their type."""
+    text = str(error).strip()
+    if isinstance(error, RuntimeError) and text:
+        return text.split("\n")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
 
 
 def buffer_addresses(kv_cache: KVCache) -> tuple:

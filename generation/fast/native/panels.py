@@ -28,12 +28,12 @@ from generation.codes import BLOCK, CodedEmbedding, CodedLinear, CodedWeight, Co
 from generation.fast.native.build import load_library, structure
 from generation.fast.native.passes import run_pass
 from generation.fast.quantized import (
-    ARITHMETIC,
     LAYERS,
     PARTIAL_FLOATS,
     UNPACKED,
     PackedEmbedding,
     PackedLinear,
+    arithmetic,
     has_four_bits,
     pack_layer,
     replace_layers,
@@ -318,7 +318,7 @@ def to_panels(model: nn.Module) -> nn.Module:
 def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
     """Move a model to a device where others than C read its weights, in place: int8 and four bits that are in
     panels as rows (`quantized.py`), and everything small in the device's arithmetic."""
-    dtype = ARITHMETIC[device.type]
+    dtype = arithmetic(device)
 
     def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
         if isinstance(layer, PackedEmbedding):
