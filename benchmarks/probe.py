@@ -56,7 +56,9 @@ def probe(device: str) -> None:
             if hasattr(text, "per_layer_width"):
                 small |= {"per_layer_width": 16, "per_layer_vocab": 320, "per_layer_count": len(kinds)}
                 small |= {"full_head_dim": 32, "sliding_window": 32}
-            SHAPES[shape] = replace(SHAPES["tiny"], text=replace(text, **small, rope_sections=()))
+            tower = replace(SHAPES[shape].vision, num_hidden_layers=1)
+            text = replace(text, **small, rope_sections=())
+            SHAPES[shape] = replace(SHAPES[shape], vision=tower, text=text, image_token_id=319)
         kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
         model = build_ours(shape, kind, "cpu" if precision == "int4" else device)
         if precision == "int4":

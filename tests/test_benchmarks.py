@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from importlib import metadata
 
 import gguf
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import serve
 from benchmarks import common, gpu, latency, peers, throughput, training
@@ -268,6 +274,42 @@ def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypat
 
 # -------------------------------------------------------------------------------------------- training
 TRAINING = ("--documents", "4", "--row", "128", "--steps", "1")
+
+
+# What a machine that is lent has, of what the run imports; and what these need, but for a new typer.
+LENT = ("torch", "transformers", "pillow", "psutil", "httpx", "xxhash", "pytest")
+
+
+@pytest.mark.slow
+def test_the_gpu_run_starts_where_little_is_installed(tmp_path):
+    """On a CPU; with what each section imports that needs nothing else, and the tests."""
+    wanted, allowed = [*LENT], set[str]()
+    while wanted:
+        if (name := canonicalize_name(wanted.pop())) not in allowed | {"pydantic"}:
+            allowed.add(name)
+            with suppress(metadata.PackageNotFoundError):
+                needs = map(Requirement, metadata.requires(name) or ())
+                wanted += [
+                    one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})
+                ]
+    blocked = [
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if not allowed & {*map(canonicalize_name, owners)}
+    ]
+    assert {"jsonschema", "gguf", "llguidance", "pydantic", "fastapi", "datasets"} <= {*blocked}
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules |= dict.fromkeys({blocked})")
+    imported = (
+        "benchmarks.latency, benchmarks.throughput, tests.conftest, tests.test_cuda, benchmarks.gpu as gpu"
+    )
+    started = f"gpu.main(['--device', 'cpu', '--only', 'env,prove', '--output', {str(tmp_path)!r}])"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import {imported}; {started}"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=common.ROOT,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    sections = json.loads(ran.stdout.splitlines()[-1])["sections"]
+    assert [one.get("status") for one in sections] == [None, "needs pydantic"], ran.stdout
 
 
 @pytest.mark.slow
