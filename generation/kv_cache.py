@@ -142,9 +142,12 @@ def geometry(kv_cache: KVCache) -> Geometry:
 
 def even(kv_cache: KVCache) -> bool:
     """Whether all layers of a kind are laid out alike, as kernels that know one layout take for granted."""
-    strides: dict[str, tuple[int, ...]] = {}
+    strides: dict[tuple, tuple[int, ...]] = {}  # by name, heads and width
     tensors = [named for layer in kv_cache for named in layer.items()]
-    alike = all(tensor.stride() == strides.setdefault(name, tensor.stride()) for name, tensor in tensors)
+    alike = all(
+        tensor.stride() == strides.setdefault((name, *tensor.shape[1::2]), tensor.stride())
+        for name, tensor in tensors
+    )
     return alike and len({layer[name].shape[2] for layer, name in by_slot(kv_cache)}) == 1
 
 

@@ -33,6 +33,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from generation import kv_cache as kv
 from generation.fast.cuda import decoder, kernels
 from models.config import TextConfig
+from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
 from models.language_model import LanguageModel
 
 # Compute capability -> multiprocessors, and KiB of shared memory that a block has at most.
@@ -48,7 +49,7 @@ TARGETS = {
 REFUSED = {75}
 WEIGHTS = ("bfloat16", "float16", "float32", "int8", "int4")
 ROWS = (1, 4, 16, 32, 64)  # the last three take turns over the GPUs
-PRODUCTS = {"project", "add_product", "gate_up"}
+PRODUCTS = {"project", "add_product", "gate_up", "let_through"}
 ROUNDED = {"int8": torch.int8, "int4": torch.int32}
 LAYERS = 3  # are compiled like thirty
 
@@ -65,6 +66,17 @@ QWEN3_5 = {
     "zero_centered_norms": True, "partial_rotary_factor": 0.25, "rope_sections": (11, 11, 10),
     "rope_interleaved": True,
 }  # fmt: skip
+
+
+def gemma(width: int, inner: int, kv_heads: int, factor: int) -> Gemma4TextConfig:
+    return Gemma4TextConfig(
+        vocab_size=262_144, hidden_size=width, intermediate_size=inner, num_attention_heads=8,
+        num_key_value_heads=kv_heads, head_dim=256, qk_norm=True, logit_cap=30.0, per_layer_width=256,
+        layer_types=("sliding", "full", "sliding shared", "full shared"), num_hidden_layers=4,
+        per_layer_count=4, shared_mlp_factor=factor,
+    )  # fmt: skip
+
+
 SHAPES = {
     "SmolVLM-256M": text(576, 1536, 9, 3, 64, 49_280),
     "SmolVLM-500M": text(960, 2560, 15, 5, 64, 49_280),
@@ -82,13 +94,17 @@ SHAPES = {
     "LFM2.5-VL-450M": text(
         1024, 4608, 16, 8, 64, 65_536, qk_norm=True, layer_types=("conv", "conv", "attention")
     ),
+    "Gemma 4 E2B": gemma(1536, 6144, 1, 2),
+    "Gemma 4 E4B": gemma(2560, 10_240, 2, 1),
 }
 
 
 def make(config: TextConfig, weights: str) -> LanguageModel:
     """weights: a dtype's name, or int8 or int4, around which all is in bfloat16."""
     with torch.device("meta"):
-        model = LanguageModel(config).to(torch.bfloat16 if weights in ROUNDED else getattr(torch, weights))
+        soft = {"tie_word_embeddings": True, "soft_ids": (258_880, 258_881, 258_884)}
+        model = LanguageModel(config) if type(config) is TextConfig else Gemma4LanguageModel(config, **soft)
+        model.to(torch.bfloat16 if weights in ROUNDED else getattr(torch, weights))
         for part in model.modules() if weights in ROUNDED else ():
             if isinstance(part, torch.nn.Linear | torch.nn.Embedding):
                 height, width = part.weight.shape

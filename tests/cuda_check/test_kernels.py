@@ -20,6 +20,7 @@ from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E40
 from generation.fast.native.panels import round_layer, to_rows  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
+from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
@@ -29,6 +30,11 @@ VOCAB = 59
 DELTA = {
     "delta_key_heads": 2, "delta_value_heads": 2, "delta_key_dim": 16, "delta_value_dim": 40, "qk_norm": True,
     "attention_gate": True, "zero_centered_norms": True, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+GEMMA = {
+    "layer_types": ("sliding", "full", "sliding", "sliding shared", "full shared"), "sliding_window": 20,
+    "full_head_dim": 32, "shared_mlp_factor": 2, "per_layer_width": 24, "per_layer_count": 5,
+    "per_layer_vocab": VOCAB, "logit_cap": 5.0, "placeholder_id": 7, "hidden_size": 80, "qk_norm": True,
 }  # fmt: skip
 SHAPES = {
     "9:3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
@@ -52,6 +58,17 @@ SHAPES = {
         "delta_key_dim": 24,
         "head_dim": 32,
         "partial_rotary_factor": 0.75,
+    },
+    "Gemma 4": GEMMA,
+    "Gemma 4, biases": {
+        "layer_types": ("full", "sliding", "full shared", "sliding shared"),
+        "sliding_window": 130,
+        "num_attention_heads": 12,
+        "head_dim": 64,
+        "full_head_dim": 16,
+        "qk_norm": True,
+        "attention_bias": True,
+        "mlp_bias": True,
     },
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
@@ -81,15 +98,19 @@ def no_gradients():
 def make(dtype=torch.float32, **other) -> LanguageModel:
     """A model with every number random, of a width that fills no tile, and a layer of each type."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 48} | other
-    config = TextConfig(
-        vocab_size=VOCAB, intermediate_size=72, num_hidden_layers=len(other.get("layer_types", "1")),
-        max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
-    )  # fmt: skip
+    sizes |= {"vocab_size": VOCAB, "intermediate_size": 72, "max_position_embeddings": 8192}
+    sizes["num_hidden_layers"] = len(other.get("layer_types", "1"))
     torch.manual_seed(1)
-    model = LanguageModel(config)
+    if "sliding_window" in other:
+        config = Gemma4TextConfig(**sizes)
+        model = Gemma4LanguageModel(config, tie_word_embeddings=True, soft_ids=(VOCAB - 1, 3))
+    else:
+        model = LanguageModel(TextConfig(**sizes, rope_theta=10_000.0))
     for name, parameter in model.named_parameters():
-        if "norm" in name:
+        if "norm" in name or name.endswith("layer_scalar"):
             parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            # Gemma 4's scores are not divided by anything.
+            parameter.mul_(0.3 if "q_norm" in name and "sliding_window" in other else 1)
         elif parameter.dim() == 1:
             parameter.copy_(0.3 * torch.randn_like(parameter))
         else:
@@ -114,7 +135,7 @@ def eager(model: LanguageModel, token, cache: kv.KVCache, position, offsets=None
     logits = []
     for row, start in enumerate(position.tolist()):
         own = [{name: tensor[row : row + 1] for name, tensor in layer.items()} for layer in cache]
-        x, offset = model.embed_tokens(token[row : row + 1]), 0 if offsets is None else int(offsets[row])
+        x, offset = model.embed(token[row : row + 1]), 0 if offsets is None else int(offsets[row])
         hidden, _ = model(x, kv_cache=own, start_pos=start, offset=offset)
         logits.append(model.logits(hidden[:, -1]))
     return torch.cat(logits)
@@ -182,6 +203,21 @@ def test_windows_of_a_gated_delta_rule(shape, positions):
     assert_same(make(**SHAPES[shape]), positions, 48)
 
 
+@pytest.mark.parametrize("positions", [[0, 18, 19, 20, 38, 39, 40, 3], [63]], ids=str)
+def test_slots_that_a_layer_does_not_see(positions):
+    """Those before the window of sliding layers, and those from the token's own on, which it writes."""
+    model, at = make(**GEMMA), torch.tensor(positions)
+    cache, token = cache_of(model, len(at), 64), torch.randint(VOCAB, (len(at), 1))
+    clean = copy.deepcopy(cache)
+    for kind, layer in zip(GEMMA["layer_types"], cache, strict=True):
+        for tensor in layer.values():
+            for row, position in enumerate(positions):
+                tensor[row, :, position:] = torch.nan
+                tensor[row, :, : max(0, position - 19) if kind == "sliding" else 0] = torch.nan
+    got = TritonDecoder(model, programs=24)(token, cache, at)
+    torch.testing.assert_close(got, eager(model, token, clean, at), atol=5e-5, rtol=5e-5)
+
+
 def rounded(model: LanguageModel, precision: str) -> LanguageModel:
     """As a checkpoint is opened on CUDA."""
     if precision == "int8":
@@ -190,7 +226,7 @@ def rounded(model: LanguageModel, precision: str) -> LanguageModel:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"], GEMMA], ids=str)
 def test_rounded_weights(shape, precision):
     model = rounded(make(**shape), precision)
     assert_same(model, [130], 140, tolerance=1e-2)
@@ -224,7 +260,7 @@ def unread(name: str, slots: int, position: int, shape: dict) -> list[int]:
     return sorted({*range(slots)} - read)
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"], GEMMA], ids=str)
 def test_a_row_knows_nothing_of_the_others(shape):
     """Garbage in one row, in slots that a row does not read, or in buffers, does not reach another."""
     model, token, position = make(**shape), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
@@ -234,8 +270,8 @@ def test_a_row_knows_nothing_of_the_others(shape):
         tensor[1] = torch.nan
         for row in (0, 2):
             tensor[row, :, unread(name, tensor.shape[2], int(position[row]), shape)] = torch.nan
-    for buffer in (*vars(decoder).values(), *decoder._logits.values()):
-        if isinstance(buffer, torch.Tensor) and buffer.is_floating_point():
+    for name, buffer in (*vars(decoder).items(), *decoder._logits.items()):
+        if isinstance(buffer, torch.Tensor) and buffer.is_floating_point() and name != "_frequencies":
             buffer.fill_(torch.nan)
     dirty = decoder(token, cache, position)
     assert dirty[1].isnan().any()

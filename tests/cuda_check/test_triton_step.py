@@ -52,7 +52,7 @@ def test_tokens_after_images_are_turned_by_their_places():
     assert step.decoder(3) is not None
 
 
-@pytest.mark.parametrize("model", ["short convolutions", "gated delta rules"])
+@pytest.mark.parametrize("model", ["short convolutions", "gated delta rules", "Gemma 4"])
 def test_tokens_of_layers_that_differ(model):
     vlm = tiny_vlm(**MODELS[model] | {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1})
     step = GraphStep(vlm.language_model)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
-from generation.fast.network import DECODER, MIXERS, MLP
+from generation.fast.network import GEMMA4, MIXERS, MLP, decoder_of
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
@@ -29,12 +29,22 @@ MOST_ROWS = 64
 MOST_PROGRAMS = 1024  # of a kernel
 CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
 COLUMNS = 16  # of a matrix that a program of `kernels.delta` takes
+WIDE = 1024  # numbers of an embedding that a program of `kernels.look_up` takes
+PER_LAYER = ("per_layer_input_gate", "per_layer_projection")
+# The norms of a block: one before each part, and in Gemma 4 one after it, too.
+NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+ALL_NORMS = NORMS | {
+    "mixed_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "fed_norm": "post_feedforward_layernorm",
+    "own_norm": "post_per_layer_input_norm",
+}
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def unsupported(language_model, rows: int = 1) -> str | None:
     """The reason why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
-    if reason := DECODER.unknown(language_model):
+    if reason := decoder_of(language_model).unknown(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
     if strange := {*config.layer_types} - {*KERNELS}:
@@ -43,21 +53,23 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
     if not triton.knobs.runtime.interpret and (reason := unfit(norm.device)):
         return reason
-    width = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
-    if "delta" in config.layer_types:
-        width = max(width, config.delta_value_heads * config.delta_value_dim)
-        if (of_head := max(config.delta_key_dim, config.delta_value_dim)) > 256:
-            return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
-    if width > 16_384:
-        return f"a layer is {width} wide (up to 16384 are supported)"
-    if config.head_dim not in (16, 32, 64, 128, 256, 512):
-        return f"heads are {config.head_dim} wide (16, 32, 64, 128, 256 and 512 are supported)"
+    of_head = max(config.delta_key_dim, config.delta_value_dim) if "delta" in config.layer_types else 0
+    if of_head > 256:
+        return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
+    for width in {head_dim(config, kind) for kind in kinds_of(config)} - {16, 32, 64, 128, 256, 512}:
+        return f"heads are {width} wide (16, 32, 64, 128, 256 and 512 are supported)"
     layers = list(zip(kinds_of(config), language_model.layers, strict=True))
     linear = [part for layer in layers for part in projections(*layer).values()]
-    matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
+    tables = [language_model.embed_tokens]
+    if GEMMA4.made(language_model) and config.per_layer_width:
+        linear.append(language_model.per_layer_model_projection)
+        tables.append(language_model.embed_tokens_per_layer)
+    matrices = [*linear, language_model.lm_head, *tables]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}
     if kinds not in ({nn.Linear}, {PackedLinear}):
         return f"weights in {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    if (width := max(part.in_features for part in linear)) > 16_384:
+        return f"a layer is {width} wide (up to 16384 are supported)"
     types = {part.weight.dtype for part in matrices}
     expected = [{norm.dtype}] if kinds == {nn.Linear} else [{torch.int8}, {torch.int32}]
     if norm.dtype not in TYPES or types not in expected:
@@ -81,11 +93,17 @@ def kinds_of(config) -> list[str]:
     return [config.mixer(at) for at in range(config.num_hidden_layers)]
 
 
+def head_dim(config, kind: str) -> int:
+    """The width of heads in layers of a kind, which Gemma 4 has two of."""
+    return config.full_head_dim if kind.startswith("full") else config.head_dim
+
+
 def projections(kind: str, block) -> dict[str, Any]:
     """The linear layers of a block, by their names."""
     mixer, names = MIXERS[kind]
     found = {name: getattr(getattr(block, mixer), name) for name in names}
-    return found | {name: getattr(block.mlp, name) for name in MLP}
+    found |= {name: getattr(block.mlp, name) for name in MLP}
+    return found | {name: part for name, part in block.named_children() if name in PER_LAYER}
 
 
 @dataclass(frozen=True)
@@ -94,7 +112,7 @@ class Layer:
 
     kind: of its mixer.
     tensors: every tensor that a phase reads, by its name: "q_proj", "q_proj_scale", "q_proj_bias". In place
-        of those that it has not stands its first norm, which is not read there.
+        of those that its linear layers and its mixer have not stands its first norm, which is not read there.
     """
 
     kind: str
@@ -102,16 +120,19 @@ class Layer:
 
     @classmethod
     def of(cls, kind: str, block) -> Layer:
-        found = {"post_norm": block.post_attention_layernorm.weight}
+        parts, first = dict(block.named_children()), block.input_layernorm.weight.detach()
+        norms = ALL_NORMS if "pre_feedforward_layernorm" in parts else NORMS
+        found: dict[str, Any] = {
+            name: parts[own].weight for name, own in norms.items() if own in parts
+        } | dict(block.named_parameters(recurse=False))
         for name, part in projections(kind, block).items():
             scale = getattr(part, "scale", None)
             found |= {name: part.weight, f"{name}_scale": scale, f"{name}_bias": part.bias}
         for name in KERNELS[kind].tensors:
-            own = getattr(getattr(block, MIXERS[kind][0]), name)
+            own = getattr(getattr(block, MIXERS[kind][0]), name, None)
             found[name] = own.weight if isinstance(own, nn.Module) else own
-        first = block.input_layernorm.weight.detach()
         tensors = {name: first if one is None else one.detach() for name, one in found.items()}
-        return cls(kind, {"input_norm": first} | tensors)
+        return cls(kind, tensors | {"input_norm": first})
 
     def products(self, *names: str) -> tuple[list[Tensor], bool]:
         """Weights of linear layers, then their scales, then their biases; whether they have biases."""
@@ -131,12 +152,12 @@ class Pass(NamedTuple):
 class Mixer(NamedTuple):
     """A kind of mixer, between two products: from `_mixed` to `_attended`.
 
-    heights: config -> those of the matrices that it is made by, and last the width of its result.
+    heights: (config, kind) -> those of the matrices that it is made by, and last the width of its result.
     tensors: names of what its kernel reads beside linear layers: norms and tensors of its module, or None.
     launch: (decoder, pass, layer, the layer's cache): its kernel.
     """
 
-    heights: Callable[[Any], tuple[int, ...]]
+    heights: Callable[[Any, str], tuple[int, ...]]
     tensors: tuple[str, ...]
     launch: Callable[[TritonDecoder, Pass, Layer, dict[str, Tensor]], None]
 
@@ -160,23 +181,33 @@ class TritonDecoder:
         self._layers = list(map(Layer.of, kinds_of(config), language_model.layers))
 
         self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
-        self._width = config.head_dim
+        self._gemma, kinds = GEMMA4.made(language_model), kinds_of(config)
         self._group = triton.next_power_of_2(self._heads // self._kv)
 
         def new(*shape: int, dtype=norm.dtype) -> Tensor:
             return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
 
-        splits = max(self._splits(rows) * rows for rows in range(1, MOST_ROWS + 1))
         floats = {"dtype": torch.float32}
-        self._x, self._h = new(config.hidden_size), new(config.intermediate_size)
-        self._cos, self._sin = new(config.rotary_dim // 2), new(config.rotary_dim // 2)
+        self._x, self._made = new(config.hidden_size), new(config.hidden_size)
+        inner = [len(layer.tensors["gate_proj"]) for layer in self._layers]
+        # Of both kinds of attention, side by side.
+        turns = [language_model.inv_freq(self._device)]
+        if self._gemma:
+            turns = [language_model.frequencies(kind, self._device) for kind in ("sliding", "full")]
+            self._each, self._context = (new(len(kinds), config.per_layer_width) for _ in range(2))
+            inner.append(config.per_layer_width)
+        self._h = new(max(inner))
+        self._frequencies, self._first = torch.cat(turns), {"full": len(turns[0])}
+        self._cos, self._sin = new(len(self._frequencies)), new(len(self._frequencies))
         # What a mixer reads and writes between its products.
-        heights = [KERNELS[kind].heights(config) for kind in {*kinds_of(config)}]
+        heights = [KERNELS[kind].heights(config, kind) for kind in {*kinds}]
         self._mixed = new(max(sum(made) for *made, _ in heights))
         self._attended = new(max(width for *_, width in heights))
         self._logits: dict[int, Tensor] = {}  # (ROWS, V) by ROWS, made when they are needed: they are large
+        self._widths, rows = sorted({head_dim(config, kind) for kind in kinds}), range(1, MOST_ROWS + 1)
+        splits = max(self._splits(count, width) * count for count in rows for width in self._widths)
         shares = (-(-splits // MOST_ROWS), self._heads)
-        self._shares = new(*shares, self._width, **floats)
+        self._shares = new(*shares, self._widths[-1], **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
         self._outs = new(config.delta_value_heads * config.delta_value_dim, **floats)  # of gated delta rules
         self._arrived = new(max(self._kv, config.delta_value_heads), dtype=torch.int32)
@@ -184,17 +215,23 @@ class TritonDecoder:
     def sizes(self, rows: int) -> kernels.Sizes:
         """The sizes that the kernels for that many rows are compiled for."""
         config = self.model.config
+        gemma: dict[str, Any] = {}
+        if self._gemma:
+            gemma = {
+                "VALUE_NORM": True, "GELU": True, "SOFT": tuple(self.model.soft_ids),
+                "PLACEHOLDER": config.placeholder_id, "P": config.per_layer_width,
+                "LAYERS": config.num_hidden_layers,
+            }  # fmt: skip
         kind, weights = TYPES[self.model.norm.weight.dtype], self.model.embed_tokens.weight.dtype
         return kernels.Sizes(
-            *(config.hidden_size, self._heads, self._kv, self._width),
-            *(config.intermediate_size, config.vocab_size, kind),
+            *(config.hidden_size, self._heads, self._kv, config.head_dim, config.vocab_size, kind),
             # The interpreter multiplies the bits of bfloat16 as integers.
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
             ROWS=1 if rows == 1 else max(8, triton.next_power_of_2(rows)),
             EARLY=starts_early(self._device),
             BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
             MLP_BIAS=config.mlp_bias,
-            QK_NORM=config.qk_norm,
+            QK_NORM=config.qk_norm or self._gemma,
             TAPS=config.conv_kernel,
             CONV_BIAS=config.conv_bias,
             ROTARY=config.rotary_dim,
@@ -205,6 +242,8 @@ class TritonDecoder:
             DK=config.delta_key_dim,
             DV=config.delta_value_dim,
             WINDOW=STATE_WINDOW,
+            PAIRS=len(self._frequencies),
+            **gemma,
         )
 
     def alike(self) -> list[list[int]]:
@@ -212,15 +251,18 @@ class TritonDecoder:
         groups: dict[Any, list[int]] = {}
         for rows in range(1, MOST_ROWS + 1):
             # Triton compiles anew for a number that 16 divides.
-            kernels_of = self.sizes(rows), self._splits(rows), rows % 16 == 0
+            splits = [self._splits(rows, width) for width in self._widths]
+            kernels_of = self.sizes(rows), *splits, rows % 16 == 0
             groups.setdefault(kernels_of, []).append(rows)
         return list(groups.values())
 
-    def _splits(self, rows: int) -> int:
+    def _splits(self, rows: int, width: int, near: int = 0) -> int:
         """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
-        registers, four parts of a group one after the other."""
-        most = 8192 // self._width
+        registers, four parts of a group one after the other, and as are in the `near` ones."""
+        most = 8192 // width
         fitting = min(self._programs // (rows * self._kv), most, 4 * most // self._group, 64)
+        if near:
+            fitting = min(fitting, -(-near // kernels.SHARE.value))
         return 1 << max(fitting, 1).bit_length() - 1
 
     def __call__(
@@ -256,56 +298,107 @@ class TritonDecoder:
         warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
-        x, h = self._x, self._h
+        x, h, made = self._x, self._h, self._made
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
-        def project(norm: Tensor, parts: list[Tensor], out: Tensor, heights, bias: bool, **more) -> None:
+        def project(
+            norm, parts: list[Tensor], out: Tensor, heights, bias=False, normed=True, cap=None, **more
+        ) -> None:
             """`kernels.project` of up to four matrices, with `parts`, their weights, scales and biases."""
             tile, count, none = S.tile(S.D), len(heights), 4 - len(heights)
             four = [parts[n + min(i, count - 1)] for n in range(0, 3 * count, count) for i in range(4)]
             kernels.project[self._grid(sum(heights), tile[0])](
-                *(x, norm, *four, out, rows, eps, *heights, *[0] * none, S, bias, *tile), **warps, **more
+                *(x, norm, *four, out, rows, eps, *heights, *[0] * none, S, bias, normed, cap, *tile),
+                **(warps | more),
             )
 
-        def add_product(y: Tensor, parts: list[Tensor], bias: bool, width: int) -> None:
-            tile = S.tile(width)
-            kernels.add_product[self._grid(S.D, tile[0])](y, *parts, x, rows, width, S, bias, *tile, **warps)
+        def add_product(
+            y: Tensor, parts: list[Tensor], bias: bool, width: int, norm=None, scalar=None
+        ) -> None:
+            """x gains a product, or what a `norm` makes of it, and all is multiplied with a `scalar`."""
+            tile, to = S.tile(width), x if norm is None else made
+            kernels.add_product[self._grid(S.D, tile[0])](
+                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **warps
+            )
+            if norm is not None:
+                factor = norm if scalar is None else scalar
+                columns = triton.next_power_of_2(S.D)
+                kernels.settle[(rows,)](
+                    made, norm, factor, x, rows, eps, S, scalar is not None, columns, **S.launch
+                )
 
-        table, head = model.embed_tokens, model.lm_head
+        def all_of(part: Any) -> list[Tensor]:
+            """Weight and scale of a layer, and what stands in place of a bias."""
+            scale = getattr(part, "scale", None)
+            return [part.weight.detach(), norm if scale is None else scale, norm]
+
+        norm, table = model.norm.weight.detach(), model.embed_tokens
+        columns, pairs = max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.PAIRS)
+        root = root_of(S.D, norm.dtype) if self._gemma else 1.0
         kernels.begin[(rows,)](
-            *(token, position, offset, table.weight.detach(), self._scale_of(table)),
-            *(model.inv_freq(self._device), x, self._cos, self._sin, rows, S),
-            *(max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.ROTARY // 2)),
+            *(token, position, offset, *all_of(table)[:2], self._frequencies, x, self._cos, self._sin),
+            *(rows, root, S, columns, pairs),
         )
-        for layer, cache in zip(self._layers, kv_cache, strict=True):
-            mixer, (*made, out) = KERNELS[layer.kind], MIXERS[layer.kind][1]
-            *heights, width = mixer.heights(model.config)
-            parts, bias = layer.products(*made)
-            project(layer.tensors["input_norm"], parts, self._mixed, heights, bias)
-            mixer.launch(self, at, layer, cache)
-            add_product(self._attended, *layer.products(out), width)
-            tile = S.tile(S.D, pair=True)
-            kernels.gate_up[self._grid(S.F, tile[0])](
-                *(x, layer.tensors["post_norm"], *layer.products("gate_proj", "up_proj")[0], h, rows, eps, S),
-                *tile,
+        if S.P:
+            width, root = S.LAYERS * S.P, root_of(S.P, norm.dtype)
+            table, of_context = model.embed_tokens_per_layer, model.per_layer_projection_norm.weight.detach()
+            kernels.look_up[self._grid(rows * width, WIDE)](
+                *(token, *all_of(table)[:2], self._each, rows, root, width, S, WIDE), **S.launch
+            )
+            project(norm, all_of(model.per_layer_model_projection), self._context, (width,), normed=False)
+            kernels.join[self._grid(rows * S.LAYERS, 1)](
+                *(
+                    self._context,
+                    of_context,
+                    self._each,
+                    rows,
+                    S.D**-0.5,
+                    eps,
+                    S,
+                    triton.next_power_of_2(S.P),
+                ),
+                **S.launch,
+            )
+        read: dict[str, dict[str, Tensor]] = {}  # what shared layers read: that of the last of their kind
+        for index, (layer, own) in enumerate(zip(self._layers, kv_cache, strict=True)):
+            mixer, (*made_by, out) = KERNELS[layer.kind], MIXERS[layer.kind][1]
+            *heights, width = mixer.heights(model.config, layer.kind)
+            kind, _, shared = layer.kind.partition(" ")
+            read[kind] = read[kind] if shared else own
+            tensors, (parts, bias) = layer.tensors, layer.products(*made_by)
+            scalar = tensors.get("layer_scalar")
+            project(tensors["input_norm"], parts, self._mixed, heights, bias)
+            mixer.launch(self, at, layer, read[kind])
+            add_product(self._attended, *layer.products(out), width, tensors.get("mixed_norm"))
+            tile, inner = S.tile(S.D, pair=True), len(tensors["gate_proj"])
+            kernels.gate_up[self._grid(inner, tile[0])](
+                *(x, tensors["mlp_norm"], *layer.products("gate_proj", "up_proj")[0], h, rows, eps, inner),
+                *(S, *tile),
                 **(warps | two),
             )
-            add_product(h, *layer.products("down_proj"), S.F)
-        norm = model.norm.weight.detach()
+            fed_norm, after = tensors.get("fed_norm"), None if S.P else scalar
+            add_product(h, *layer.products("down_proj"), inner, fed_norm, after)
+            if S.P:
+                tile, (gate, scale, _) = S.tile(S.D), layer.products("per_layer_input_gate")[0]
+                kernels.let_through[self._grid(S.P, tile[0])](
+                    *(x, gate, scale, self._each[:, index], h, rows, S, *tile), **warps
+                )
+                projection = layer.products("per_layer_projection")
+                add_product(h, *projection, S.P, tensors["own_norm"], scalar)
         if S.ROWS not in self._logits:
             self._logits[S.ROWS] = x.new_zeros(S.ROWS, S.V)
-        logits = self._logits[S.ROWS]
-        project(norm, [head.weight.detach(), self._scale_of(head), norm], logits, (S.V,), False, **last)
+        logits, cap = self._logits[S.ROWS], model.config.logit_cap if self._gemma else None
+        project(norm, all_of(model.lm_head), logits, (S.V,), cap=cap, **last)
         return logits[:rows]
 
     def _grid(self, height: int, block: int) -> tuple[int]:
         """Programs for so many rows of a matrix, `block` at a time."""
         return (min(-(-height // block), 8 * self._programs, MOST_PROGRAMS),)
 
-    def _scale_of(self, layer: Any) -> Tensor:
-        """Its scales; where it has none, a tensor that is not read."""
-        scale = getattr(layer, "scale", None)
-        return self._cos if scale is None else scale
+
+def root_of(width: int, dtype: torch.dtype) -> float:
+    """√width as a number of that type."""
+    return torch.tensor(width**0.5, dtype=dtype).item()
 
 
 def registers(most: int) -> dict[str, int]:
@@ -325,24 +418,30 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _attention_heights(config) -> tuple[int, ...]:
-    queries, keys = (
-        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
-    )
+def _attention_heights(config, kind: str) -> tuple[int, ...]:
+    heads = config.num_attention_heads, config.num_key_value_heads
+    queries, keys = (count * head_dim(config, kind) for count in heads)
+    if kind.endswith("shared"):
+        return queries, queries
     return queries * (1 + config.attention_gate), keys, keys, queries
 
 
 def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tensor]) -> None:
-    splits, key, group = decoder._splits(at.rows), cache["key"], decoder._group
-    lines = max(1, min(group, 8192 // (splits * decoder._width)))
-    eps, scale = decoder.model.config.rms_norm_eps, 1 / math.sqrt(decoder._width)
-    kernels.attend[(at.rows * decoder._kv * splits,)](
+    config, (kind, *shared) = decoder.model.config, layer.kind.split()
+    S, width, key, first = at.S, head_dim(config, kind), cache["key"], decoder._first.get(kind, 0)
+    scale = 1 / math.sqrt(width)
+    if decoder._gemma:
+        near = config.sliding_window if kind == "sliding" else 0
+        S, scale = replace(S, HD=width, ROTARY=width, NEAR=near, SHARED=bool(shared)), 1.0
+    splits, group = decoder._splits(at.rows, width, S.NEAR), decoder._group
+    lines = max(1, min(group, 8192 // (splits * width)))
+    kernels.attend[(at.rows * S.KV * splits,)](
         *(decoder._mixed, layer.tensors["q_norm"], layer.tensors["k_norm"], key, cache["value"]),
-        *(decoder._cos, decoder._sin, at.position, decoder._shares, decoder._maxima, decoder._sums),
-        *(decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2], eps, scale),
-        *(at.S, splits, max(16, group), lines),
-        **registers(168 if at.S.HD < 512 and at.S.DT.primitive_bitwidth == 16 else 255),
-        num_warps=4,
+        *(decoder._cos[:, first:], decoder._sin[:, first:], at.position, decoder._shares, decoder._maxima),
+        *(decoder._sums, decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2]),
+        *(config.rms_norm_eps, scale, S, splits, max(16, group), lines),
+        **registers(168 if width < 512 and S.DT.primitive_bitwidth == 16 and not S.VALUE_NORM else 255),
+        num_warps=8 if width * S.DT.primitive_bitwidth > 8192 else 4,
         **at.S.launch,
     )
 
@@ -357,7 +456,7 @@ def _convolve(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, T
     )
 
 
-def _delta_heights(config) -> tuple[int, ...]:
+def _delta_heights(config, kind: str) -> tuple[int, ...]:
     heads, values = config.delta_value_heads, config.delta_value_heads * config.delta_value_dim
     return 2 * config.delta_key_heads * config.delta_key_dim + values, values, heads, heads, values
 
@@ -375,7 +474,12 @@ def _delta(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Tens
 
 
 KERNELS = {
-    "attention": Mixer(_attention_heights, ("q_norm", "k_norm"), _attend),
-    "conv": Mixer(lambda config: (3 * config.hidden_size, config.hidden_size), ("weight", "bias"), _convolve),
+    **dict.fromkeys(
+        ("attention", "sliding", "full", "sliding shared", "full shared"),
+        Mixer(_attention_heights, ("q_norm", "k_norm"), _attend),
+    ),
+    "conv": Mixer(
+        lambda config, _: (3 * config.hidden_size, config.hidden_size), ("weight", "bias"), _convolve
+    ),
     "delta": Mixer(_delta_heights, ("conv_weight", "dt_bias", "A_log", "norm"), _delta),
 }

@@ -10,6 +10,8 @@
 
 In place of the first two, layers of short convolutions have project, for both gates and what they let
 through, and convolve; those of the gated delta rule have project, for what it is computed from, and delta.
+Gemma 4 norms what a product gives before it adds it (settle), adds a third part to each layer (gate_up and
+add_product), which a token's own numbers let through, and makes those first (look_up, project, join).
 
 A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
 for any number of programs. A phase begins when the one before it has ended. Buffers that other programs write
@@ -41,7 +43,6 @@ class Sizes:
     H: int  # query heads
     KV: int  # key and value heads
     HD: int  # width of a head: a power of two
-    F: int  # width between gate and down
     V: int  # vocabulary
     DT: tl.dtype  # of activations; float32 sums are rounded to it
     DOT: tl.dtype  # of the operands of tl.dot
@@ -60,6 +61,15 @@ class Sizes:
     DK: int  # how wide those are
     DV: int
     WINDOW: int  # slots after which its matrix is kept
+    PAIRS: int = 0  # angles of a position, of every kind of attention
+    NEAR: int = 0  # slots that attention sees at most; 0: all
+    SHARED: bool = False  # keys and values are those of an earlier layer
+    VALUE_NORM: bool = False  # values are normed, without weights
+    GELU: bool = False  # gates go through a tanh's GELU in place of SiLU
+    SOFT: tuple[int, ...] = ()  # ids that have the embedding of PLACEHOLDER
+    PLACEHOLDER: int = 0
+    P: int = 0  # width of a token's own numbers for each layer
+    LAYERS: int = 0
 
     @property
     def ONE(self) -> bool:
@@ -130,6 +140,22 @@ def gain(norm, columns, there, S: tl.constexpr):
 @triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def activated(x, S: tl.constexpr):
+    """What x lets through as a gate."""
+    if S.GELU:
+        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        y = x / (1.0 + tl.exp(-x))
+    return rounded(y, S)
+
+
+@triton.jit
+def normed(x, width, eps):
+    """x (n, k), of `width` numbers and zeros, with a mean square of 1."""
+    return x * tl.rsqrt(tl.sum(x * x, 1) / width + eps)[:, None]
 
 
 @triton.jit
@@ -281,28 +307,39 @@ def row_numbers(S: tl.constexpr):
 
 
 @phase
-def begin(
-    token, position, offset, table, scale, frequencies, x, cos, sin, count,
-    S: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
-    """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, plus `offset` where it
-    is not None: (count,) int64."""
+def look_up(token, table, scale, y, count, factor, K: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
+    """y (count, K): embeddings of `token`, (count,) int64, times `factor`."""
     wait(S)
-    for row in range(tl.program_id(0), count, tl.num_programs(0)):
-        columns = tl.arange(0, BK)
+    for block in range(tl.program_id(0), count * tl.cdiv(K, BK), tl.num_programs(0)):
+        row, step = block % count, block // count
+        columns = step * BK + tl.arange(0, BK)
         chosen = tl.load(token + row) + tl.arange(0, 1)
-        weights, words = tile(table, chosen, chosen >= 0, 0, S.D, BK, S)
+        for at in tl.static_range(len(S.SOFT)):
+            chosen = tl.where(chosen == S.SOFT[at], S.PLACEHOLDER, chosen)
+        weights, words = tile(table, chosen, chosen >= 0, step, K, BK, S)
         read = widened(weights, words, S)
         if S.BITS <= 8:
             read *= tl.load(scale + chosen)[:, None]
-        tl.store(x + row * S.D + columns[None, :], read.to(S.DT), mask=(columns < S.D)[None, :])
+        read = (rounded(read, S) * factor).to(S.DT)
+        tl.store(y + row * K + columns[None, :], read, mask=(columns < K)[None, :])
+
+
+@phase
+def begin(
+    token, position, offset, table, scale, frequencies, x, cos, sin, count, factor,
+    S: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """x (count, D): embeddings of `token`, times `factor`; cos and sin (count, PAIRS) of `position`, plus
+    `offset` where it is not None: (count,) int64."""
+    look_up(token, table, scale, x, count, factor, S.D, S, BK)
+    for row in range(tl.program_id(0), count, tl.num_programs(0)):
         pair = tl.arange(0, HALF)
-        turned = pair < S.ROTARY // 2
+        turned = pair < S.PAIRS
         place = tl.load(position + row)
         if offset is not None:
             place += tl.load(offset + row)
         angle = place.to(tl.float32) * tl.load(frequencies + pair, mask=turned, other=0.0)
-        at = row * (S.ROTARY // 2) + pair
+        at = row * S.PAIRS + pair
         tl.store(cos + at, tl.cos(angle).to(S.DT), mask=turned)
         tl.store(sin + at, tl.sin(angle).to(S.DT), mask=turned)
 
@@ -332,9 +369,11 @@ def part_of(
 def project(
     x, norm, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, y, count, eps,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
-    S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    S: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr, CAP: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (count, N0 + N1 + N2 + N3): the normed x times four matrices, of which the last may have no rows."""
+    """y (count, N0 + N1 + N2 + N3): x, normed if NORMED, times four matrices, of which the last may have no
+    rows; a tanh keeps it within ± CAP where that is a number."""
     N: tl.constexpr = N0 + N1 + N2 + N3
     BLOCKS: tl.constexpr = (
         (N0 + BN - 1) // BN + (N1 + BN - 1) // BN + (N2 + BN - 1) // BN + (N3 + BN - 1) // BN
@@ -344,13 +383,15 @@ def project(
         first, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
     )
     read = ahead(matrix, scale, bias, rows, there, S.D, BK, S, BIAS)
-    known = held(x, norm, count, eps, S.D, BK, S, True)
+    known = held(x, norm, count, eps, S.D, BK, S, NORMED)
     for block in range(first, BLOCKS, programs):
         next_matrix, scale, bias, next_rows, next_there, next_begin = part_of(
             block + programs, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
         )
         next_read = ahead(next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, BIAS)
-        total = product(read, matrix, rows, there, known, x, norm, count, S.D, BK, S, True)
+        total = product(read, matrix, rows, there, known, x, norm, count, S.D, BK, S, NORMED)
+        if CAP is not None:
+            total = rounded(2.0 * sigmoid(2.0 * rounded(rounded(total, S) / CAP, S)) - 1.0, S) * CAP
         at = row * N + (begin + rows)[:, None]
         tl.store(y + at, total.to(S.DT), mask=(row < count) & there[:, None])
         matrix, rows, there, begin = next_matrix, next_rows, next_there, next_begin
@@ -411,8 +452,7 @@ def attend(
     sees its whole cache and itself; whoever lets it run on throws its tokens away.
     """
     G: tl.constexpr = S.H // S.KV
-    HALF: tl.constexpr = S.ROTARY // 2
-    HEADS: tl.constexpr = S.Q + 2 * S.KV
+    HEADS: tl.constexpr = S.Q if S.SHARED else S.Q + 2 * S.KV
     WIDTH: tl.constexpr = S.HD * S.DT.primitive_bitwidth // 8
     # Two chunks of keys and two of values, or one of each, have to fit into the shared memory of a small GPU.
     KEYS: tl.constexpr = max(16, min(CHUNK, 16_384 // WIDTH))
@@ -424,34 +464,50 @@ def attend(
         split, pair = block // (count * S.KV), block % (count * S.KV)
         row, kv = pair // S.KV, pair % S.KV
         place = tl.load(position + row)
-        cached = tl.minimum(place, capacity).to(tl.int32)
-        share = shares_of(cached + 1, SPLITS)
-        used = cached // share + 1
+        if S.SHARED:
+            cached = tl.minimum(place + 1, capacity).to(tl.int32)
+            keys_seen = cached
+        else:
+            cached = tl.minimum(place, capacity).to(tl.int32)
+            keys_seen = cached + 1
+        oldest = 0
+        if S.NEAR:
+            oldest = tl.maximum(keys_seen - S.NEAR, 0)
+            keys_seen = tl.minimum(keys_seen, S.NEAR)
+        share = shares_of(keys_seen, SPLITS)
+        used = (keys_seen - 1) // share + 1
         if split < used:
             line = qkv + row * (HEADS * S.HD)
-            row_cos, row_sin = cos + row * HALF, sin + row * HALF
+            row_cos, row_sin = cos + row * S.PAIRS, sin + row * S.PAIRS
             cache_at = row.to(tl.int64) * row_stride + kv.to(tl.int64) * head_stride
             key_cache, value_cache = keys + cache_at, values + cache_at
             q = rotated(line, (kv * G + g) * (S.Q // S.H), g < G, q_norm, row_cos, row_sin, eps, S)
-            own_head = S.Q + kv + tl.arange(0, 1)
-            own_key = rotated(line, own_head, own_head >= 0, k_norm, row_cos, row_sin, eps, S)
-            own_key = own_key.to(keys.dtype.element_ty)
-            own_value = tl.load(
-                line + (own_head + S.KV)[:, None] * S.HD + column[None, :], cache_modifier=".cg"
-            )
-            own_value = own_value.to(values.dtype.element_ty)
-            owner = split == used - 1
-            written = (own_head >= 0)[:, None] & (column >= 0)[None, :] & owner & (place < capacity)
-            tl.store(key_cache + place * S.HD + column[None, :], own_key, mask=written)
-            tl.store(value_cache + place * S.HD + column[None, :], own_value, mask=written)
+            if S.SHARED:
+                top = tl.full((GROUP,), -float("inf"), tl.float32)
+                total = tl.zeros((GROUP,), tl.float32)
+                mixed = tl.zeros(q.shape, tl.float32)
+            else:
+                own_head = S.Q + kv + tl.arange(0, 1)
+                own_key = rotated(line, own_head, own_head >= 0, k_norm, row_cos, row_sin, eps, S)
+                own_key = own_key.to(keys.dtype.element_ty)
+                own_value = tl.load(
+                    line + (own_head + S.KV)[:, None] * S.HD + column[None, :], cache_modifier=".cg"
+                )
+                if S.VALUE_NORM:
+                    own_value = normed(own_value.to(tl.float32), S.HD, eps).to(S.DT)
+                own_value = own_value.to(values.dtype.element_ty)
+                owner = split == used - 1
+                written = (own_head >= 0)[:, None] & (column >= 0)[None, :] & owner & (place < capacity)
+                tl.store(key_cache + place * S.HD + column[None, :], own_key, mask=written)
+                tl.store(value_cache + place * S.HD + column[None, :], own_value, mask=written)
 
-            # The token's own key and value are the first of its block, of no weight in the others.
-            own = tl.sum(q.to(tl.float32) * own_key.to(S.DT).to(tl.float32), 1) * scale
-            top = tl.where(owner, own, -float("inf"))
-            total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
-            mixed = total[:, None] * own_value.to(tl.float32)
-            end = tl.minimum(split * share + share, cached)
-            for start in tl.range(split * share, end, KEYS, num_stages=STAGES):
+                # The token's own key and value are the first of its block, of no weight in the others.
+                own = tl.sum(q.to(tl.float32) * own_key.to(S.DT).to(tl.float32), 1) * scale
+                top = tl.where(owner, own, -float("inf"))
+                total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
+                mixed = total[:, None] * own_value.to(tl.float32)
+            begin, end = oldest + split * share, tl.minimum(oldest + split * share + share, cached)
+            for start in tl.range(begin, end, KEYS, num_stages=STAGES):
                 slot = start + tl.arange(0, KEYS)
                 there = slot < cached
                 at = slot[:, None] * S.HD + column[None, :]
@@ -519,9 +575,10 @@ def put_together(
 @phase
 def add_product(
     y, matrix, scale, bias, x, count,
-    K: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, ADDED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """x (count, D) += y (count, K) times a matrix (D, K)."""
+    """x (count, D) += y (count, K) times a matrix (D, K), or = where it is not ADDED."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
     read = ahead(matrix, scale, bias, rows, rows < S.D, K, BK, S, BIAS)
@@ -530,7 +587,9 @@ def add_product(
         next_rows = rows + programs * BN
         next_read = ahead(matrix, scale, bias, next_rows, next_rows < S.D, K, BK, S, BIAS)
         at, inside = row * S.D + rows[:, None], (row < count) & (rows < S.D)[:, None]
-        old = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        old = tl.zeros((1, 1), tl.float32)
+        if ADDED:
+            old = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
         total = product(read, matrix, rows, rows < S.D, known, y, y, count, K, BK, S, False)
         tl.store(x + at, (old + rounded(total, S)).to(S.DT), mask=inside)
         rows, read = next_rows, next_read
@@ -539,23 +598,71 @@ def add_product(
 @phase
 def gate_up(
     x, norm, gate, up, gate_scale, up_scale, gate_bias, up_bias, h, count, eps,
-    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    F: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """h (count, F) = silu(gate(normed x)) * up(normed x)."""
+    """h (count, F) = act(gate(normed x)) * up(normed x)."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
-    gates = ahead(gate, gate_scale, gate_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
-    ups = ahead(up, up_scale, up_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
+    gates = ahead(gate, gate_scale, gate_bias, rows, rows < F, S.D, BK, S, S.MLP_BIAS)
+    ups = ahead(up, up_scale, up_bias, rows, rows < F, S.D, BK, S, S.MLP_BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
-    for _ in range(first, tl.cdiv(S.F, BN), programs):
-        there, next_rows = rows < S.F, rows + programs * BN
-        next_gates = ahead(gate, gate_scale, gate_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS)
-        next_ups = ahead(up, up_scale, up_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS)
+    for _ in range(first, tl.cdiv(F, BN), programs):
+        there, next_rows = rows < F, rows + programs * BN
+        next_gates = ahead(gate, gate_scale, gate_bias, next_rows, next_rows < F, S.D, BK, S, S.MLP_BIAS)
+        next_ups = ahead(up, up_scale, up_bias, next_rows, next_rows < F, S.D, BK, S, S.MLP_BIAS)
         left = rounded(product(gates, gate, rows, there, known, x, norm, count, S.D, BK, S, True), S)
         right = rounded(product(ups, up, rows, there, known, x, norm, count, S.D, BK, S, True), S)
-        y = rounded(left / (1.0 + tl.exp(-left)), S) * right
-        tl.store(h + row * S.F + rows[:, None], y.to(S.DT), mask=(row < count) & there[:, None])
+        y = activated(left, S) * right
+        tl.store(h + row * F + rows[:, None], y.to(S.DT), mask=(row < count) & there[:, None])
         rows, gates, ups = next_rows, next_gates, next_ups
+
+
+@phase
+def let_through(x, gate, scale, own, h, count, S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """h (count, P) = act(gate(x)) * own, which is (count, P) of (count, LAYERS, P)."""
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    rows = first * BN + tl.arange(0, BN)
+    read = ahead(gate, scale, scale, rows, rows < S.P, S.D, BK, S, False)
+    known = held(x, x, count, 0.0, S.D, BK, S, False)
+    for _ in range(first, tl.cdiv(S.P, BN), programs):
+        next_rows, inside = rows + programs * BN, (row < count) & (rows < S.P)[:, None]
+        next_read = ahead(gate, scale, scale, next_rows, next_rows < S.P, S.D, BK, S, False)
+        left = rounded(product(read, gate, rows, rows < S.P, known, x, x, count, S.D, BK, S, False), S)
+        at = row * (S.LAYERS * S.P) + rows[:, None]
+        right = tl.load(own + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        tl.store(h + row * S.P + rows[:, None], (activated(left, S) * right).to(S.DT), mask=inside)
+        rows, read = next_rows, next_read
+
+
+@phase
+def settle(y, norm, scalar, x, count, eps, S: tl.constexpr, SCALED: tl.constexpr, BK: tl.constexpr):
+    """x (count, D) += the normed y, then times `scalar` if it is SCALED."""
+    wait(S)
+    columns = tl.arange(0, BK)[None, :]
+    there = columns < S.D
+    for row in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = row * S.D + columns
+        made = tl.load(y + at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        old = tl.load(x + at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total = rounded(old + rounded(gain(norm, columns, there, S) * normed(made, S.D, eps), S), S)
+        if SCALED:
+            total *= tl.load(scalar).to(tl.float32)
+        tl.store(x + at, total.to(S.DT), mask=there)
+
+
+@phase
+def join(context, norm, each, count, factor, eps, S: tl.constexpr, BK: tl.constexpr):
+    """each (count, LAYERS, P): what a token has of its own for each layer, of its embeddings there and of
+    `context`, which has the same shape, times `factor` and normed."""
+    wait(S)
+    columns = tl.arange(0, BK)[None, :]
+    there = columns < S.P
+    for block in range(tl.program_id(0), count * S.LAYERS, tl.num_programs(0)):
+        at = block * S.P + columns
+        left = tl.load(context + at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        left = rounded(gain(norm, columns, there, S) * normed(rounded(left * factor, S), S.P, eps), S)
+        right = tl.load(each + at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        tl.store(each + at, (rounded(left + right, S) * 0.7071067811865476).to(S.DT), mask=there)
 
 
 @triton.jit
