@@ -1,4 +1,6 @@
-"""Wherever a CUDA device is chosen, cuDNN's attention is off, and float32 convolutions are not in TF32."""
+"""Wherever a CUDA device is chosen, cuDNN's attention is off, float32 convolutions are not in TF32, and it is
+the current one; its dtype and its memory.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ import torch
 from torch import nn
 
 from benchmarks.common import build_ours
+from generation.fast.quantized import arithmetic
+from generation.memory import available_bytes
 from inference.checkpoint import pick_device
 from models import vision_language_model
+from models.checkpoints.load import resolve_dtype
 from models.vision_language_model import VisionLanguageModel
 from training.distributed import Ranks
 
@@ -59,6 +64,35 @@ def test_cuda_is_prepared(entrance, monkeypatch):
     with suppress(RuntimeError, AssertionError):  # the device is not really there
         ENTRANCES[entrance]("cuda")
     assert settings() == (False, False)
+
+
+def test_the_device_that_is_chosen_is_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert pick_device("cuda:1") == torch.device("cuda:1") == chosen[-1] and settings() == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)]
+)
+def test_a_gpu_without_bfloat16_computes_in_float16(capability, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu, stored = torch.device("cuda", 0), {"dtype": "bfloat16"}
+    assert resolve_dtype("auto", stored, gpu) == arithmetic(gpu) == expected
+    assert resolve_dtype("stored", stored, gpu) == torch.bfloat16
+    assert resolve_dtype("auto", stored, torch.device("cpu")) == torch.float32
+    assert resolve_dtype("auto", stored, torch.device("mps")) == torch.bfloat16
+    model = build_ours("tiny", expected, "cpu").language_model
+    assert model.cache_dtype == expected
+
+
+def test_what_pools_of_graphs_hold_is_not_free(monkeypatch):
+    keys = "device", "segment_pool_id", "total_size", "allocated_size"
+    rows = [(0, (0, 0), 1000, 400), (0, (0, 1), 5000, 0), (1, (0, 0), 9000, 0)]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [dict(zip(keys, row)) for row in rows])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (400, 10_000))
+    assert available_bytes(torch.device("cuda", 0)) == 900
 
 
 def test_a_cpu_changes_nothing():

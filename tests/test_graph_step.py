@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
+import time
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -24,6 +25,7 @@ from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep
 from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
+from generation.sampling import keep
 from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.steps import Step
@@ -359,6 +361,45 @@ def test_slots_are_rehearsed_before_a_request_comes(in_triton):
     assert {*compiled} == {1, 2, 3, 6} and scheduler.idle
     assert Scheduler(vlm, 2, decode_step=(two := GraphStep(vlm.language_model))).idle
     assert {*two.decoder(1).compiled} == {1, 2}
+
+
+class Forcing:
+    """A constraint that forces the ids of one answer, some at a time."""
+
+    thinking = full = False
+    choice = None
+
+    def __init__(self, ids: list[int], at_a_time: int):
+        self._ids, self._at_a_time, self._number = ids, at_a_time, 0
+
+    def forced(self) -> list[int]:
+        return self._ids[self._number :][: self._at_a_time]
+
+    def allows(self, token_id: int) -> bool:
+        return token_id == self._ids[self._number]
+
+    def mask(self, scores: torch.Tensor) -> None:
+        keep(scores, self._ids[self._number :][:1])
+
+    def accept(self, token_id: int) -> None:
+        self._number += 1
+
+    def close(self, scores: torch.Tensor) -> None: ...
+
+
+@pytest.mark.parametrize(("at_a_time", "passes"), [(3, False), (6, True)])
+def test_forced_tokens_are_computed_together_where_that_is_faster(in_triton, at_a_time, passes, monkeypatch):
+    """By what a pass and a step take; here as long as six steps."""
+    vlm, ids = tiny_vlm(), words(4, 20)
+    chunk, decode = Step.chunk, InTriton.__call__
+    monkeypatch.setattr(GraphStep, "chunk", lambda *a: (time.sleep(0.06), chunk(*a))[1])
+    monkeypatch.setattr(InTriton, "__call__", lambda *a: (time.sleep(0.01), decode(*a))[1])
+    monkeypatch.setattr(Graphs, "_record", lambda self, function, *_: function)
+    step = GraphStep(vlm.language_model)
+    assert 3 < step.pass_steps < 6.9
+    options = {"max_new_tokens": 20, "constraint": partial(Forcing, ids, at_a_time), **NO_STOP}
+    output = Session(vlm).generate_detailed(**inputs_of(words(1, 9)), decode_step=step, **options)
+    assert output.token_ids[0].tolist() == ids and (output.accepted_tokens > 0) == passes
 
 
 def test_the_choice_is_recorded_too(in_triton, monkeypatch):

@@ -260,13 +260,13 @@ def prepare_device(device: torch.device | str) -> torch.device:
     hold for the process."""
     device = torch.device(device)
     if device.type == "cuda":
-        # Events and streams without a name are the current device's.
-        torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
         # On Hopper and Blackwell PyTorch asks cuDNN's attention first, which plans anew for each key length:
         # while decoding, for each token. Flash and memory-efficient attention plan nothing.
         torch.backends.cuda.enable_cudnn_sdp(False)
         # Convolutions in float32 would keep 10 bits of each factor: float32 is to mean float32.
         torch.backends.cudnn.allow_tf32 = False
+        if device.index is not None:  # events and streams without a name are the current device's
+            torch.cuda.set_device(device)
     return device
 
 
