@@ -2,7 +2,8 @@
 
 Each system runs in a process of its own, and all take turns, so that what one does to memory or threads
 reaches no other. A process that dies takes only its own system out of the run. Weights are random and shapes
-real, but for `throughput serving`. Medians are shown, and the last line is JSON.
+real, but for `throughput serving`. What a system replies is printed at once, a line of JSON each; medians
+follow in a table, and the last line is JSON, too.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
-from families import FAMILIES, qwen_vl
+from families import FAMILIES, gemma4, qwen_vl
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint
 from inference.fast import has_fast_bfloat16
 from inference.flags import positive
-from models.checkpoints.load import meta_init, prepare_device
+from models.checkpoints.load import meta_init, prepare_device, read_config
 from models.config import TextConfig, VisionConfig, VLMConfig
+from models.gemma4_text import Gemma4TextConfig
+from models.gemma4_vision import Gemma4VisionConfig
 from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
-from training.plan import stored_shape
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 9 / 16, None: 0}  # of a weight
 PROCESS_BYTES = 4e8  # of a child besides its weights
 TEXT_TOKENS = 20  # of a prompt, besides its image: 84 tokens with one tile of 64, 1,108 with 17
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
 ISA = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd bf16 i8mm"
 
 Handler = Callable[[dict], dict | None]  # a job -> a reply, None where the system cannot do it
@@ -68,10 +71,17 @@ def _text(vocab: int, width: int, inner: int, layers: int, heads: int, kv_heads:
     )  # fmt: skip
 
 
+def published(name: str) -> VLMConfig:
+    """The shape of a checkpoint of the Hub that `configs/published.json` knows."""
+    known = json.loads((ROOT / "configs/published.json").read_text(encoding="utf-8"))
+    return read_config(known[name]["config.json"], name)
+
+
 _BASE = _vision(768, 3072, 12, 12, 512, 16)
 _LLAMA = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0}
 _LARGE = {"max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "rope_theta": 273_768.0}
 _TIED: dict[str, Any] = {"image_token_id": 49_151, "tie_word_embeddings": True}
+_NEAR = (*["sliding"] * 4, "full") * 3  # fifteen layers with keys of their own, twenty that share them
 _QWEN3 = {"head_dim": 128, "qk_norm": True, "max_position_embeddings": 262_144, "rope_theta": 5e6}
 SHAPES = {
     "SmolVLM-256M": VLMConfig(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
@@ -87,8 +97,31 @@ SHAPES = {
         tie_word_embeddings=True,
         family=qwen_vl.NAME,
     ),
-    "Qwen3.5-0.8B": stored_shape("Qwen/Qwen3.5-0.8B"),
-    "LFM2.5-VL-450M": stored_shape("LiquidAI/LFM2.5-VL-450M"),
+    "Qwen3.5-0.8B": published("Qwen/Qwen3.5-0.8B"),
+    "Gemma-4-E2B": VLMConfig(
+        Gemma4VisionConfig(),
+        Gemma4TextConfig(
+            vocab_size=262_144,
+            hidden_size=1536,
+            intermediate_size=6144,
+            num_hidden_layers=35,
+            num_attention_heads=8,
+            num_key_value_heads=1,
+            head_dim=256,
+            max_position_embeddings=131_072,
+            layer_types=(*_NEAR, *(f"{kind} shared" for kind in _NEAR + _NEAR[:5])),
+            qk_norm=True,
+            per_layer_width=256,
+            per_layer_count=35,
+            shared_mlp_factor=2,
+            logit_cap=30.0,
+        ),
+        scale_factor=1,
+        image_token_id=258_880,
+        tie_word_embeddings=True,
+        family=gemma4.NAME,
+    ),
+    "LFM2.5-VL-450M": published("LiquidAI/LFM2.5-VL-450M"),
     # What configs/nanovlm-*.yaml train.
     "nanoVLM-222M": VLMConfig(
         _vision(768, 3072, 12, 12, 224, 16), _text(49_152, 576, 1536, 30, 9, 3, **_LLAMA), 2, **_TIED
@@ -346,6 +379,7 @@ def take_turns(
             try:
                 reply = children[system].submit(_answer, make, setup, job | {"round": number}).result()
                 replies[place] += [] if reply is None else [reply]
+                show(setup | job, reply or {})
             except Exception as error:  # whatever a system dies of, the others go on
                 failed[name] = str(error) if isinstance(error, Unavailable) else repr(error)
                 print(f"left out: {name}: {failed[name]}", flush=True)
@@ -357,6 +391,14 @@ def take_turns(
     if lost := [name for name in needed if name in failed]:
         sys.exit(f"error: {lost[0]}: {failed[lost[0]]}")
     return [Measured(setups[s], job, got) for (s, _, job), got in zip(asked, replies) if got], failed
+
+
+def show(asked: dict, reply: dict) -> None:
+    """A line of JSON: what was asked and replied, without long lists."""
+    keys = ("system", "precision", "shape", "tiles", "context", "batch", "slots", "condition", "what")
+    point = {key: asked[key] for key in keys if asked.get(key) is not None}
+    point |= {key: value for key, value in reply.items() if isinstance(value, int | float | str)}
+    print(json.dumps(point), flush=True)
 
 
 def fit_together(setups: list[dict]) -> bool:

@@ -176,6 +176,7 @@ def decode_handler(setup: dict) -> Handler:
         positions = job["batch"] * (job["context"] + job["tokens"] // 2)
         reply |= {"cache_bytes": positions * cache_bytes(setup["shape"], system.cache_type)}
         reply |= {"weight_bytes": system.weight_bytes, "info": system.info}
+        reply |= {"decode_tokens_per_second": job["batch"] * reply["steps"] / reply["seconds"]}
         return reply | {"peak_bytes": memory_peak(device)}
 
     return handle

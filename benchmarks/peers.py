@@ -21,15 +21,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache, StaticCache
-from transformers.generation.streamers import BaseStreamer
-from transformers.initialization import no_init_weights
 
-from benchmarks import gguf_files
 from benchmarks.common import (
     DTYPES,
     SHAPES,
@@ -207,11 +202,12 @@ class OursOfFile(Ours):
 # ---------------------------------------------------------------------------------------- transformers
 def build_transformers(shape: str, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
+    transformers, initialization = need("transformers", "transformers.initialization")
     prepare_device(device)
     described, places = written(SHAPES[shape])
-    config = AutoConfig.for_model(**described)
-    with no_init_weights():
-        model: Any = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
+    config = transformers.AutoConfig.for_model(**described)
+    with initialization.no_init_weights():
+        model: Any = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
     fill_weights(model, [places(name).name for name in ours])  # the same numbers in the same places
@@ -227,8 +223,8 @@ _PARTS = {
 }
 
 
-class Clock(BaseStreamer):
-    """Notes when transformers' generate gave each token."""
+class Clock:
+    """A streamer that notes when transformers' generate gave each token."""
 
     def __init__(self):
         self.times: list[float] = []
@@ -282,9 +278,10 @@ class Transformers:
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
-        text, cache = SHAPES[self.shape].text, DynamicCache(config=self.model.config)
+        (transformers,) = need("transformers")
+        text, cache = SHAPES[self.shape].text, transformers.DynamicCache(config=self.model.config)
         if self.static:
-            cache = StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
+            cache = transformers.StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
         size = (batch, text.num_key_value_heads, context, text.head_dim)
         for layer in range(0 if text.layer_types else text.num_hidden_layers):  # else it reads a prompt
             random = [fill(torch.empty(size, dtype=self.dtype, device=self.device), 1.0) for _ in range(2)]
@@ -489,6 +486,7 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
 def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
     """Write random weights of the text part; returns the bytes that one token reads. All layers get the same
     numbers, which keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
+    gguf, gguf_files = need("gguf", "benchmarks.gguf_files")
     text = config.text
     described = written(config)[0]["text_config"]
     described |= {"layer_types": text.layer_types, "conv_L_cache": text.conv_kernel}
@@ -539,25 +537,27 @@ def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
 
 # --------------------------------------------------------------------------------------- memory's speed
 def read_bandwidth(device: str, size: int) -> dict[str, float]:
-    """Bytes a second that all threads read, by way of reading: torch's sum, and 1 to 8 streams a thread in C,
-    where a compiler is there. Memory gives a core more when it reads in several places at once.
+    """Bytes a second that all threads read, by way of reading: torch's sum, on a GPU its copy, whose written
+    bytes count too, and on a CPU 1 to 8 streams a thread in C, where a compiler is there. Memory gives a core
+    more when it reads in several places at once.
 
     Args:
         size: bytes of the buffer: more than any cache holds.
     """
     buffer = torch.ones(64, size // 256, device=device)
 
-    def speed(way) -> float:
+    def speed(way, moved: int = 1) -> float:
         seconds = []
         for _ in range(8):
             start = now(device)
             way()
             seconds.append(now(device) - start)
-        return buffer.nbytes / median(seconds)
+        return moved * buffer.nbytes / median(seconds)
 
     speeds = {"sum": speed(lambda: buffer.sum(1))}
     if device != "cpu":
-        return speeds
+        other = torch.empty_like(buffer)
+        return speeds | {"whole sum": speed(buffer.sum), "copy": speed(lambda: other.copy_(buffer), 2)}
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(__file__).with_name("read_memory.c"), Path(folder) / "read_memory.so"
         flags = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")

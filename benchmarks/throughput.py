@@ -35,6 +35,7 @@ from torch import Tensor
 from benchmarks.common import (
     DTYPES,
     PRECISION,
+    ROOT,
     SHAPES,
     Command,
     Handler,
@@ -323,7 +324,6 @@ def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict
 
 
 # --------------------------------------------------------------------------------------------- serving
-ROOT = Path(__file__).resolve().parents[1]
 EMBEDDED = ROOT / "checkpoints/ocelli-shapes"
 SERVERS = ("ocelli", "transformers")
 QUESTIONS = (

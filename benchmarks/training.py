@@ -8,8 +8,8 @@
 All systems learn from the same documents, of uneven length, with an image in every second one, and with the
 same optimizer, precision and clipping; only what answers is supervised. Tokens a second count documents,
 never padding: supervised ones, and all. MFU is the FLOPs that the documents need (`training/flops.py`: no
-padding, each document by itself) a second, over --peak-flops or over what a product of large matrices reaches
-here. Peak memory is the whole process's on a CPU.
+padding, each document by itself) a second, over --peak-flops, what this GPU is known for or what a product of
+large matrices reaches here. Peak memory is the whole process's on a CPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from data.tiles import Parts
 from inference.flags import positive
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
-from training.flops import Amounts, amounts_of, costs, measured_peak, training_flops
+from training.flops import Amounts, amounts_of, costs, peak_flops, training_flops
 from training.rows import RowsLoss
 
 TRAINERS = ("ours-packed", "ours-padded", "transformers")
@@ -200,7 +200,8 @@ def handler(setup: dict) -> Handler:
     torch.set_num_threads(setup["threads"])
     device = setup["device"]
     if setup["system"] == "peak":
-        return lambda job: {"flops": measured_peak(torch.device(device), DTYPES[setup["precision"]])}
+        known = peak_flops(torch.device(device), DTYPES[setup["precision"]])
+        return lambda job: dict(zip(("flops", "how"), known))
     trainer = Trainer(setup)
 
     def handle(job: dict) -> dict:
@@ -222,11 +223,11 @@ def run(settings: argparse.Namespace, folder: str) -> None:
         handler, setups, lambda setup: [job], settings.rounds, False, [f"peak {settings.precision}"]
     )
     by_system = {setup["system"]: replies for setup, _, replies in measured}
-    peak = settings.peak_flops or max(reply["flops"] for reply in by_system.pop("peak"))
+    (known, *_) = by_system.pop("peak", [{}])
+    peak, how = settings.peak_flops or known["flops"], known.get("how", "given")
     rows = [make_row(settings, system, replies, peak) for system, replies in by_system.items()]
     compare(rows, "tokens_per_second", (), ["transformers"])
     compare(rows, "peak_mebibytes", (), ["transformers"], "memory_")
-    how = "given" if settings.peak_flops else "measured"
     print(f"{settings.shape} on {settings.device}: a peak of {peak / 1e12:.3g} TFLOP/s ({how})")
     finish("training", settings, COLUMNS, rows, peak_flops=peak, peak_is=how, left_out=failed)
 

@@ -123,7 +123,7 @@ def _full_head_dim(known: dict, kinds: list[str], head_dim: int) -> int:
 
 
 _NAMES = {
-    "vision_model.input_proj.": "model.vision_tower.patch_embedder.input_proj.",
+    "vision_model.patch_embedding.": "model.vision_tower.patch_embedder.input_proj.",
     "vision_model.position_embedding_table": "model.vision_tower.patch_embedder.position_embedding_table",
     "vision_model.layers.": "model.vision_tower.encoder.layers.",
     "vision_model.": "model.vision_tower.",
@@ -229,7 +229,7 @@ GGUF = {
         NAME, {"gemma4": "gemma4_text"}, _read_gguf, _read_gguf_text, keys=_GGUF_TEXT,
         ends=("<eos>", "<turn|>", "<|tool_response>"),
         fronts=lambda config: {
-            "vision_model.input_proj.": "v.patch_embd.", "vision_model.std": "v.std",
+            "vision_model.std": "v.std",
             "vision_model.position_embedding_table": "v.position_embd.weight",
             "projector.embedding_projection.": "mm.input_projection.",
             "language_model.embed_tokens_per_layer.": "per_layer_token_embd.",
@@ -252,7 +252,7 @@ GGUF = {
             },
         },
         joins=lambda config: {
-            "vision_model.input_proj.weight": COLOURS_LAST,
+            "vision_model.patch_embedding.weight": COLOURS_LAST,
             **dict.fromkeys(("put_min", "put_max"), Join(lambda bound: bound.reshape(()))),
         },
     )

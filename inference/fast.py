@@ -21,6 +21,7 @@ from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
 from generation.steps import Step
+from models.gemma4_vision import Gemma4Projector
 from models.packed_vision_transformer import PatchMergers
 from models.vision_transformer import ModalityProjector
 
@@ -58,7 +59,7 @@ def speed_up(model, compiling: bool = True) -> tuple[Step | None, str, str]:
     model.vision_model = faster or model.vision_model
     if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
         # Whatever type its input and its weights have.
-        if type(model.projector) in (ModalityProjector, PatchMergers):
+        if type(model.projector) in (ModalityProjector, PatchMergers, Gemma4Projector):
             to_panels(model.projector)
         else:
             model.projector.float()

@@ -454,11 +454,10 @@ class KeptWeights:
                 first = names[0].rpartition(".")[0]
                 others = ("scale", "sum", "bias", "words")
                 parts = {part: self.tensors.get(f"{first}.{part}") for part in others}
-                shape, made = tuple(module.weight.shape), None
-                if parts["words"] is parts["sum"] is None:  # rows
-                    made = PackedEmbedding(kept, parts["scale"], torch.float32, shape[1])
-                made = made or kind.of(shape, weight=kept, **parts)
-                setattr(model.get_submodule(above), own, made)
+                shape = tuple(module.weight.shape)
+                rows = parts["words"] is parts["sum"] is None
+                made = PackedEmbedding(kept, parts["scale"], torch.float32, shape[1]) if rows else None
+                setattr(model.get_submodule(above), own, made or kind.of(shape, weight=kept, **parts))
             elif not isinstance(module, PanelWeight):  # else a bias, which came with its matrix
                 setattr(module, leaf, nn.Parameter(kept))
 

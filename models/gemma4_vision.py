@@ -3,7 +3,7 @@ positions of the text part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.language_model import apply_rope
-from models.packed_vision_transformer import PackedVisionConfig, block_order, patches_of
+from models.packed_vision_transformer import Arranged, PackedVisionConfig, block_order, patches_of
 
 
 @dataclass(frozen=True)
@@ -81,23 +81,19 @@ class Gemma4VisionBlock(nn.Module):
     def attend(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (part(x).view(len(x), self.heads, self.head_dim) for part in projections)
-        q, k = (rotated(part.transpose(0, 1), rope) for part in (self.q_norm(q), self.k_norm(k)))
+        # (P, H, D_h) -> (H, P, 2, D_h / 2), whose halves are rotated by column and by row
+        q, k = (part.transpose(0, 1).unflatten(-1, (2, -1)) for part in (self.q_norm(q), self.k_norm(k)))
+        q, k = (apply_rope(part, *rope).flatten(-2) for part in (q, k))
         v = F.rms_norm(v, (self.head_dim,), eps=self.eps).transpose(0, 1)
         out = F.scaled_dot_product_attention(q[None], k[None], v[None], scale=1.0)[0]
         return self.o_proj(out.transpose(0, 1).flatten(1))
-
-
-def rotated(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """(H, N, D_h): its first half by columns, its second by rows; tables (2, N, D_h / 2)."""
-    halves = zip(x.chunk(2, dim=-1), *rope, strict=True)
-    return torch.cat([apply_rope(half, cos, sin) for half, cos, sin in halves], dim=-1)
 
 
 class Gemma4VisionTransformer(nn.Module):
     def __init__(self, config: Gemma4VisionConfig):
         super().__init__()
         self.config = config
-        self.input_proj = nn.Linear(
+        self.patch_embedding = nn.Linear(
             config.num_channels * config.patch_size**2, config.hidden_size, bias=False
         )
         self.position_embedding_table = nn.Parameter(torch.empty(2, config.table_side, config.hidden_size))
@@ -112,19 +108,25 @@ class Gemma4VisionTransformer(nn.Module):
 
     def encode(self, image: Tensor) -> Tensor:
         """(3, H, W) -> (its positions, D)."""
-        config, size = self.config, self.config.patch_size
-        grid = image.shape[1] // size, image.shape[2] // size
-        row, column = block_order(grid, config.merge_size).to(image.device).T
-        x = self.input_proj(2 * (patches_of(image, config) - 0.5))
-        x = x + (self.position_embedding_table[0, column] + self.position_embedding_table[1, row])
-        dim = config.hidden_size // config.num_attention_heads // 2
-        frequencies = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, device=x.device).float() / dim)
-        angles = torch.stack((column, row))[..., None].float() * frequencies  # (2, P, D_h / 4)
-        angles = torch.cat((angles, angles), dim=-1)
-        rope = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        given = self.arrange([image])
+        x = self.patch_embedding(given.patches) + given.places
         for layer in self.layers:
-            x = layer(x, rope)
+            x = layer(x, given.rope)
         return self.pool(x)
+
+    def arrange(self, images: Sequence[Tensor]) -> Arranged:
+        """The input of the first block, of one image; cos and sin (P, 2, D_h / 2), by column and by row."""
+        (image,), config, table = images, self.config, self.position_embedding_table
+        grid = image.shape[1] // config.patch_size, image.shape[2] // config.patch_size
+        order = block_order(grid, config.merge_size).to(image.device)
+        places = table[0, order[:, 1]] + table[1, order[:, 0]]
+        dim = config.hidden_size // config.num_attention_heads // 2
+        frequencies = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, device=image.device).float() / dim)
+        angles = order.flip(1)[..., None].float() * frequencies  # (P, 2, D_h / 4)
+        angles = torch.cat((angles, angles), dim=-1)
+        rope = angles.cos().to(table.dtype), angles.sin().to(table.dtype)
+        patches, count = 2 * (patches_of(image, config) - 0.5), [len(order)]
+        return Arranged(patches, places, rope, count, count, None)
 
     def pool(self, x: Tensor) -> Tensor:
         """(P, D) patches, block by block -> the mean of each block, times √D."""

@@ -136,6 +136,6 @@ def test_the_largest_sizes(name, parameters, in_four_bits):
     rounded = 1e-9 * sum(rounded_bytes("int4", name, shape) for name, shape in shapes.items())
     assert rounded == pytest.approx(in_four_bits, abs=0.006)
     assert DECODER.unknown(model.language_model) is None
-    run = ["--init-from", name, "--data", "assets/rows.jsonl", "--sequence-length", "4096"]
-    run += [] if name.startswith("internvl") else ["--max-pixels", "99999"]
+    run = ["--init-from", name, "--data", "assets/rows.jsonl", "--batch-size", "1"]
+    run += ["--sequence-length", "4096"] if name.startswith("internvl") else ["--max-pixels", "99999"]
     assert plan_of(*parse_arguments([*run, "--plan"]))[0].memory

@@ -19,9 +19,10 @@ from generation.processors import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
+from models.gemma4_vision import Gemma4VisionConfig, Gemma4VisionTransformer
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
-from tests import test_internvl, tiny
+from tests import gemma4_checkpoints, test_internvl, tiny
 from tests.qwen_checkpoints import KINDS, save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -64,7 +65,7 @@ def randomised(tower, seed: int):
     with torch.no_grad():
         for name, parameter in tower.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if parameter.dim() < 2:
                 parameter.copy_(0.2 * noise + ("norm" in name and name.endswith("weight")))
             else:
                 parameter.copy_(noise * 1.2 / parameter[0].numel() ** 0.5)
@@ -75,6 +76,8 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
     """Of one of the families, with widths, windows and taps as the seed has them."""
     draw = random.Random(seed)
     heads = draw.randint(2, 4)
+    if kind == "gemma4":
+        return gemma4_tower(draw, heads)
     sizes = (heads * draw.choice((20, 32, 72)), draw.randint(30, 150), draw.randint(1, 4), heads)
     family = {
         "table_side": draw.randint(2, 9),
@@ -88,6 +91,28 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
         family |= {"window": 2 * draw.randint(1, 5), "whole_layers": (sizes[2] - 1,)}
     config = PackedVisionConfig(*sizes, patch_size=draw.choice((3, 8)), **family)
     return randomised(PackedVisionTransformer(config).eval(), seed)
+
+
+def gemma4_tower(draw: random.Random, heads: int) -> Gemma4VisionTransformer:
+    config = Gemma4VisionConfig(
+        hidden_size=heads * draw.choice((4, 20, 32, 64, 72)),
+        intermediate_size=draw.randint(30, 150),
+        num_hidden_layers=draw.randint(1, 3),
+        num_attention_heads=heads,
+        patch_size=draw.choice((3, 8)),
+        merge_size=draw.randint(1, 3),
+        table_side=64,
+        clips=draw.random() < 0.7,
+        standardizes=draw.random() < 0.5,
+    )
+    tower = randomised(Gemma4VisionTransformer(config).eval(), draw.randint(0, 99))
+    for name, parameter in tower.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data *= 0.3  # scores are not divided by the width of a head
+        elif name.endswith(("_min", "_max")):  # now of three layers with the same inputs, now of each its own
+            sign = 1 if name.endswith("_max") else -1
+            parameter.data.fill_(sign * draw.choice((1.0, 1.5, 1.5, 1.5, torch.inf)))
+    return tower
 
 
 def images(tower, seed: int = 0) -> list[torch.Tensor]:
@@ -160,9 +185,9 @@ def test_tiles_that_end_within_a_patch_are_cropped_as_transformers_does(tmp_path
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl"))
+@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl", "gemma4"))
 def test_images_of_their_own_sizes(kind, precision):
-    for seed in range(12):
+    for seed in range(7):
         tower = packed_tower(kind, seed)
         native, given = in_c(tower, precision), images(tower, seed)
         expected, features = tower(given), native(given)
@@ -182,15 +207,21 @@ def test_images_of_their_own_sizes(kind, precision):
 @pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "gemma4"))
 def test_a_model_in_c_is_saved_as_it_was_loaded(kind, precision, tmp_path):
-    save_hf(kind, tmp_path)
+    if kind == "gemma4":
+        theirs = gemma4_checkpoints.save_hf(tmp_path, seed=0).model  # with clips
+    else:
+        save_hf(kind, tmp_path)
     model = VisionLanguageModel.from_pretrained(tmp_path, dtype=precision)
     before = {name: tensor.make().clone() for name, tensor in stored_tensors(model).items()}
     pixels = images(model.vision_model)
     expected = model.projector(model.vision_model([image.to(model.dtype) for image in pixels])).float()
     assert speed_up(model)[2] == FastTower.NAME
     features = model.projector(model.vision_model(pixels))
+    if kind == "gemma4" and precision == "float32":
+        given = gemma4_checkpoints.transformers_inputs(pixels, model.config.vision)
+        expected = torch.cat([*theirs.get_image_features(**given).pooler_output])
     check(features / expected.std(), expected / expected.std(), precision)
     after = {name: tensor.make() for name, tensor in stored_tensors(model).items()}
     assert after.keys() == before.keys()
@@ -221,7 +252,7 @@ def test_other_machines(machine, monkeypatch):
     build.load_library.cache_clear()
     try:
         towers = [make_tower(shape) for shape in ("heads of 72", "odd widths")]
-        for tower in (*towers, *(packed_tower(kind, 3) for kind in KINDS)):
+        for tower in (*towers, *(packed_tower(kind, 3) for kind in (*KINDS, "gemma4"))):
             pixels = tiles(tower) if tower in towers else images(tower)
             expected = tower(pixels)
             size = 1 if tower in towers else 2 * expected.std()
@@ -234,12 +265,13 @@ def test_other_machines(machine, monkeypatch):
         build.load_library.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ("tiles", *KINDS))
+@pytest.mark.parametrize("kind", ("tiles", *KINDS, "gemma4"))
 def test_no_second_copy_of_the_weights(kind):
     tower = make_tower("heads of 64") if kind == "tiles" else packed_tower(kind, 3)
     native = in_c(tower, "float32")
     panel = native._panel  # rows of a panel, which are as many as the processor's registers hold
-    weights = sum((len(one) + -len(one) % panel) * one[0].nbytes for one in tower.parameters())
+    rows = [torch.atleast_1d(one) for one in tower.parameters()]
+    weights = sum((len(one) + -len(one) % panel) * one[0].nbytes for one in rows)
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*native.parameters(), *native.buffers())}
     assert sum(kept.values()) <= 1.05 * weights
 

@@ -275,10 +275,11 @@ def plan_for(*arguments: str):
 def test_recipes(recipe, parameters, capsys):
     """Offline, from the configs that come with Ocelli."""
     path = CONFIGS / f"{recipe}.yaml"
-    train.main([str(path), *H100])
     config, options = parse_arguments([str(path), *H100])
     plan, assumed = plan_of(config, options)
-    assert capsys.readouterr().out == f"{plan.table()}\n{assumed}\n"
+    if recipe.startswith("nanovlm"):
+        train.main([str(path), *H100])
+        assert capsys.readouterr().out == f"{plan.table()}\n{assumed}\n"
     with torch.device("meta"):
         built = sum(p.numel() for p in VisionLanguageModel(network(config)[0]).parameters())
     assert sum(plan.parameters.values()) - plan.parameters.get("adapters", 0) == built == parameters
@@ -295,7 +296,7 @@ def test_recipes(recipe, parameters, capsys):
         }
         assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:10]]
     # The memory in the recipe's comment is the plan's.
-    planned = plan_for(str(path), *H100, "--plan-ranks", "8" if "460m" in recipe else "1")
+    planned = plan_for(str(path), *H100, "--plan-ranks", "8") if "460m" in recipe else plan
     size = sum(planned.memory.values()) / 2**30
     assert f"{size:.1f} GiB" in path.read_text(), size
     if "460m" in recipe:
@@ -308,19 +309,20 @@ def test_a_local_folder(tmp_path):
     rows = f"[{{path: {tmp_path}/rows.jsonl, allow_text_only: true}}]"
     source = ["--init-from", str(tmp_path / "tiny"), "--data", rows, "--epochs", "2"]
     arguments = [*source, "--sequence-length", "256", "--plan-text", "20", "--plan-tflops", "1"]
+    arguments += ["--batch-size", "2"]
     model = VisionLanguageModel.from_pretrained(tmp_path / "tiny")
     (tmp_path / "tiny" / "model.safetensors").unlink()  # weights are not needed
     plan = plan_for(*arguments)
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
     assert plan.steps == -(-60 // plan.step["samples"])  # two passes over 30 rows
-    assert plan_for(*arguments, "--no-packing").step["samples"] == 16
+    assert plan_for(*arguments, "--no-packing").step["samples"] == 2
     assert "vision" not in plan_for(*arguments, "--vision-lr", "0").trainable
     # Tiles follow from the processor.
     settings = json.loads((tmp_path / "tiny" / "preprocessor_config.json").read_text())
     settings |= {"do_image_splitting": True, "size": {"longest_edge": 128}}
     (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(settings))
     limited = plan_for(*arguments, "--max-tiles", "13", "--plan-text", "9")
-    assert limited.step["tiles"] == 13 * TrainConfig(**OF_ROWS).batch_size  # 4 x 3, and the whole image
+    assert limited.step["tiles"] == 13 * 2  # 4 x 3, and the whole image
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ from training.distributed import prepare_blocks
 from training.flops import PARTS
 from training.lora import add_adapters, open_base
 from training.optim import part_of
-from training.plan import plan_of
+from training.plan import Plan, plan_of
 
 
 def blocks_of(kind: str, rows: int, columns: int) -> Codes:
@@ -157,23 +157,24 @@ def test_adapters_learn_as_beside_the_opened_base(kind):
         )
 
 
+@cache
+def plan_beside(precision: str, weights: str) -> Plan:
+    more = LORA | {"weights": weights, "vision_lr": -1.0}
+    return tiny_plan(("vision_model",), 1, precision, SHAPE, **more)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
 def test_memory_is_what_is_planned(kind, precision):
     model = adapted(small(kind))
-    plan = tiny_plan(("vision_model",), 1, precision, SHAPE, **LORA | {"weights": kind, "vision_lr": -1.0})
+    plan = plan_beside(precision, kind)
     tensors = {id(one): one.nbytes for one in (*model.parameters(), *model.buffers())}  # a bias may be either
     planned = plan.memory["codes, on each rank"] + plan.memory["weights"]
     assert planned == pytest.approx(sum(tensors.values()), rel=0.03)
     measured = kept_by(model, precision == "bfloat16", **batch_of(SHAPE))
     assert plan.memory["activations"] == pytest.approx(measured, rel=0.05)
     assert sum(plan.trainable.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert (
-        plan.flops
-        == tiny_plan(
-            ("vision_model",), 1, precision, SHAPE, **LORA | {"weights": "float32", "vision_lr": -1.0}
-        ).flops
-    )
+    assert plan.flops == plan_beside(precision, "float32").flops
 
 
 # ------------------------------------------------------------------------------------------------- runs

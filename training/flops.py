@@ -17,12 +17,14 @@ import torch
 
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
+from generation.codes import CodedLinear
+from generation.fast.quantized import PackedLinear
 from models.gated_delta import CHUNK
 from models.packed_vision_transformer import PackedVisionConfig, image_windows
 from models.vision_language_model import VisionLanguageModel, part_size
-from training.lora import LINEAR
 
 PARTS = ("vision_model", "projector", "language_model")
+LINEAR = (torch.nn.Linear, PackedLinear, CodedLinear)
 
 
 class Amounts(NamedTuple):

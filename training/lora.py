@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from generation.codes import CodedLinear
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
-from generation.fast.quantized import PackedLinear, pack_layer, put_layers
+from generation.fast.quantized import pack_layer, put_layers
 from inference.checkpoint import kept_formats
 from inference.coded import load_codes
 from inference.kept import load_int4
@@ -34,10 +33,10 @@ from models.checkpoints.sources import one_version
 from models.checkpoints.weights import StoredTensorOf
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
+from training.flops import LINEAR
 from training.optim import part_of
 
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
-LINEAR = (nn.Linear, PackedLinear, CodedLinear)
 _NAME, _BASE = "default", ".base_layer."
 _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 

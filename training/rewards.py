@@ -42,8 +42,6 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Protocol
 
-import jsonschema
-
 from eval.boxes import ious, matched
 from eval.metrics import METRICS, Metric, MetricError, asked_of, find_metric
 from messages import did_you_mean, one_line
@@ -125,6 +123,7 @@ def _items(text: str) -> Counter[str]:
 
 
 def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
+    jsonschema = resolve_name("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
 
     def fits(answer: str) -> bool:
@@ -139,6 +138,7 @@ def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
 
 def _read_schema(given: Any) -> Any:
     """A schema as a mapping, JSON text or a file's name. Raises ValueError."""
+    jsonschema = resolve_name("jsonschema")
     try:
         if isinstance(given, str):
             begins = given.lstrip().startswith(("{", "true", "false"))

@@ -161,6 +161,19 @@ PACKED_TOWER = Network(
         merger_norm merger_norm_eps merger_width merger_bias""",
     eps="norm_eps",
 )
+_GEMMA4 = "models.gemma4_vision.Gemma4Vision"
+GEMMA4_TOWER = Network(
+    modules={
+        f"{_GEMMA4}Transformer": ("position_embedding_table", "std_bias", "std_scale"),
+        f"{_GEMMA4}Block": (),
+        "models.gemma4_vision.ClippedLinear": ("input_min", "input_max", "output_min", "output_max"),
+    },
+    layers=(*LINEAR, nn.RMSNorm),
+    config=f"{_GEMMA4}Config",
+    known="""hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size
+        merge_size norm_eps table_side rope_theta clips standardizes""",
+    eps="norm_eps",
+)
 # Each kind of mixer: its name in a decoder's layer, and its linear layers, the last of which multiplies what
 # was mixed. Layers of Gemma 4 that are shared have no keys of their own.
 _ATTENTION = ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj"))

@@ -12,9 +12,9 @@ weights, and each other in the attention of both, as bfloat16 where there are do
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import attrgetter
 from threading import Lock
 from typing import Any
 
@@ -32,20 +32,38 @@ from generation.fast.native.panels import (
     unreadable,
 )
 from generation.fast.native.passes import run_pass
-from generation.fast.network import PACKED_TOWER, TOWER
+from generation.fast.network import GEMMA4_TOWER, PACKED_TOWER, TOWER, full_name
 from generation.fast.quantized import quantize_rows
 
 KEPT_FLOATS = 33_554_432  # of scratch, 128 MiB: what a larger image takes is given back
+_CURVES = {"gelu_pytorch_tanh": 1, "gelu": 2, "silu": 3}  # as activations.h numbers them
+# Where the parts of a layer are, by the fields of a `Block` in tower.c.
+_ATTENTION = {name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+_MLP = {"fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+_GATED_MLP = {"gate": "mlp.gate_proj", "fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
+_TILES = {"before_attention": "layer_norm1", "before_mlp": "layer_norm2"}
+_TILES |= {"attention_scale": "layer_scale1", "mlp_scale": "layer_scale2"}
+_PACKED = {"before_attention": "norm1", "before_mlp": "norm2"}
+_GEMMA4 = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj",
+    "gate": "gate_proj", "fc1": "up_proj", "fc2": "down_proj", "of_q": "q_norm", "of_k": "k_norm",
+    "before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
+    "before_mlp": "pre_feedforward_layernorm", "after_mlp": "post_feedforward_layernorm",
+}  # fmt: skip
 
 
 def unsupported(tower) -> str | None:
     """The reason why tower.c cannot run this vision tower, or None."""
-    network = PACKED_TOWER if PACKED_TOWER.made(tower) else TOWER
-    return network.unknown(tower) or unreadable(tower)
+    return _kind_of(tower).network.unknown(tower) or unreadable(tower)
+
+
+def _kind_of(tower) -> type[FastTower]:
+    kinds = (kind for kind in (FastPackedTower, FastGemma4Tower) if kind.network.made(tower))
+    return next(kinds, FastTower)
 
 
 def _weight_bits(tower) -> int:
-    return BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
+    return BITS[next(part for part in tower.layers.modules() if hasattr(part, "in_features")).weight.dtype]
 
 
 def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
@@ -58,8 +76,7 @@ def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
         return None, f"eager: {reason}"
     try:
         if compiling or is_compiled("tower.c", _weight_bits(tower)):
-            kind = FastPackedTower if PACKED_TOWER.made(tower) else FastTower
-            return kind(tower), FastTower.NAME
+            return _kind_of(tower)(tower), FastTower.NAME
     except NoCompiler as error:
         return None, f"eager: {error}"
     return None, "eager: compiling does not pay for a few images and a small model"
@@ -94,6 +111,7 @@ class FastTower(nn.Module):
     """
 
     NAME = "native C tower"
+    network = TOWER
     position_embedding: nn.Embedding
     patch_embedding: PatchPanels
 
@@ -106,57 +124,57 @@ class FastTower(nn.Module):
         self._panel = load_panels(bits).ocelli_panel()
         to_panels(tower)
         patches = tower.patch_embedding
-        tower.patch_embedding = PatchPanels(patches.weight, patches.bias, bits)
+        if not isinstance(patches, PanelLinear):
+            tower.patch_embedding = PatchPanels(patches.weight, patches.bias, bits)
         for name, child in tower.named_children():
             self.add_module(name, child)
         for name, tensor in tower.named_parameters(recurse=False):
             self.register_parameter(name, tensor)
         self._kept: list[Tensor] = []  # tower.c points to these, so they must live as long as this object
-        blocks = []
-        for index, layer in enumerate(tower.layers):
-            names = ("q", "k", "v", "out")
-            products = {name: getattr(layer.self_attn, f"{name}_proj").matrix for name in names}
-            blocks.append(structure("Block")(**products, **self._block(layer, index)))
-        self._description = structure("Tower")(
-            layers=len(blocks),
-            width=self.config.hidden_size,
-            heads=self.config.num_attention_heads,
-            inner=self.config.intermediate_size,
-            embedding=tower.patch_embedding.matrix,
-            block=(structure("Block") * len(blocks))(*blocks),
-            **self._own(tower),
-        )
+        blocks = [structure("Block")(**self._block(layer, index)) for index, layer in enumerate(tower.layers)]
+        described = {
+            "layers": len(blocks),
+            "width": (width := self.config.hidden_size),
+            "heads": (heads := self.config.num_attention_heads),
+            "inner": self.config.intermediate_size,
+            "outputs": 1,
+            "axes": 1,
+            "curve": _CURVES["gelu_pytorch_tanh"],
+            "scale": (width // heads) ** -0.5,
+            "embedding": tower.patch_embedding.matrix,
+            "block": (structure("Block") * len(blocks))(*blocks),
+        }
+        self._description = structure("Tower")(**described | self._own(tower))
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
         self._lock = Lock()
 
     def _block(self, layer, index: int) -> dict[str, Any]:
-        """The fields of a `Block` that only this kind of tower has, or under other names."""
-        return {
-            "fc1": layer.mlp.fc1.matrix,
-            "fc2": layer.mlp.fc2.matrix,
-            "before_attention": _norm(layer.layer_norm1),
-            "before_mlp": _norm(layer.layer_norm2),
-            "attention_scale": self._padded(layer.layer_scale1),
-            "mlp_scale": self._padded(layer.layer_scale2),
-        }
+        """The fields of a `Block`."""
+        return self._fields(layer, _ATTENTION | _MLP | _TILES)
 
     def _own(self, tower) -> dict[str, Any]:
-        """The fields of a `Tower` that only this kind has, or under other names."""
+        """The fields of a `Tower` that not all kinds have alike."""
         token, first = tower.class_token, self.position_embedding.weight[0]
         return {
-            "class_row": None if token is None else self._padded(token[0] + first),
-            "exact_gelu": self.config.hidden_act == "gelu",
+            "class_row": None if token is None else self._field(token[0] + first),
+            "curve": _CURVES[self.config.hidden_act],
             "eps": self.config.layer_norm_eps,
-            "last": _norm(tower.post_layernorm),
-            "outputs": 1,
+            **self._fields(tower, {"last": "post_layernorm"}),
         }
 
-    def _padded(self, row: Tensor | None) -> int | None:
-        """The address of a copy of a row of numbers that ends with a whole panel; None for none."""
-        if row is None:
-            return None
-        self._kept.append(F.pad(row.detach().float(), (0, -len(row) % self._panel)))
+    def _fields(self, owner: nn.Module, paths: dict[str, str]) -> dict[str, Any]:
+        parts = {field: attrgetter(path)(owner) for field, path in paths.items()}
+        return {field: self._field(part) for field, part in parts.items() if part is not None}
+
+    def _field(self, part: Any) -> Any:
+        """What C reads of a part; of a row of numbers the address of a copy that ends with a whole panel."""
+        if isinstance(part, PanelLinear):
+            return structure("Linear")(part.matrix)
+        if isinstance(part, nn.LayerNorm | nn.RMSNorm):
+            weights = (part.weight, getattr(part, "bias", None))
+            return structure("Norm")(*(None if one is None else one.data_ptr() for one in weights))
+        self._kept.append(F.pad(part.detach().float(), (0, -len(part) % self._panel)))
         return self._kept[-1].data_ptr()
 
     def _apply(self, fn, recurse: bool = True):
@@ -216,23 +234,21 @@ class FastTower(nn.Module):
 class FastPackedTower(FastTower):
     """A `models.packed_vision_transformer.PackedVisionTransformer` in C."""
 
+    network = PACKED_TOWER
+
     def _block(self, layer, index: int) -> dict[str, Any]:
-        config, mlp = self.config, layer.mlp
-        names = {"fc1": "fc1", "fc2": "fc2"}
-        if config.gated_mlp:
-            names = {"gate": "gate_proj", "fc1": "up_proj", "fc2": "down_proj"}
+        config = self.config
         return {
-            **{own: getattr(mlp, name).matrix for own, name in names.items()},
-            "before_attention": _norm(layer.norm1),
-            "before_mlp": _norm(layer.norm2),
+            **self._fields(layer, _ATTENTION | _PACKED | (_GATED_MLP if config.gated_mlp else _MLP)),
             "windowed": bool(config.window) and index not in config.whole_layers,
             "tapped": index in config.taps,
         }
 
     def _own(self, tower) -> dict[str, Any]:
-        self._arrange = tower.arrange
-        outputs = len(self.config.taps) + 1
-        return {"eps": self.config.norm_eps, "outputs": outputs, "last": _norm(tower.norm)}
+        self._arrange, config = tower.arrange, self.config
+        curve = _CURVES["silu" if config.gated_mlp else "gelu_pytorch_tanh"]
+        last = self._fields(tower, {"last": "norm"})
+        return {"eps": config.norm_eps, "outputs": len(config.taps) + 1, "curve": curve, **last}
 
     @torch.no_grad()
     def forward(self, images: Sequence[Tensor]) -> Tensor:
@@ -249,16 +265,37 @@ class FastPackedTower(FastTower):
                     f"{block} pixels, got {tuple(image.shape)}"
                 )
             given = self._arrange([image.float()])
-            rows, kernel = given.patches, self.patch_embedding.kernel
-            if len(kernel) == 4 and not frames:  # a still is a pair of itself
+            rows = given.patches
+            if not (config.channels_last or frames):  # a still is a pair of itself
                 # (P, C · side²) -> (P, C · pictures · side²)
-                rows = rows.view(len(rows), channels, 1, -1).expand(-1, -1, kernel[1], -1).flatten(1)
+                rows = rows.view(len(rows), channels, 1, -1)
+                rows = rows.expand(-1, -1, config.temporal_patch_size, -1).flatten(1)
             out = torch.empty(len(rows), len(config.taps) + 1, config.hidden_size)
             self._encode(rows, given.places, out, given.rope or (None, None), given.windows)
             made.append(out if given.order is None else out[given.order.argsort()])
         return torch.cat(made)
 
 
-def _norm(norm: nn.LayerNorm | nn.RMSNorm | None) -> ctypes.Structure:
-    weights = () if norm is None else (norm.weight, getattr(norm, "bias", None))
-    return structure("Norm")(*(None if one is None else one.data_ptr() for one in weights))
+class FastGemma4Tower(FastPackedTower):
+    """A `models.gemma4_vision.Gemma4VisionTransformer` in C; patches are pooled in PyTorch."""
+
+    network = GEMMA4_TOWER
+
+    def _block(self, layer, index: int) -> dict[str, Any]:
+        ones = self._field(torch.ones(layer.head_dim))
+        return {**self._fields(layer, _GEMMA4), "of_v": structure("Norm")(ones)}
+
+    def _own(self, tower) -> dict[str, Any]:
+        self._arrange, self._pool = tower.arrange, tower.pool
+        return {"eps": self.config.norm_eps, "axes": 2, "scale": 1}
+
+    def _field(self, part: Any) -> Any:
+        if full_name(type(part)) != "models.gemma4_vision.ClippedLinear":
+            return super()._field(part)
+        bounds = [part.input_min, part.input_max, part.output_min, part.output_max] if part.clips else None
+        return structure("Linear")(part.linear.matrix, bounds and self._field(torch.stack(bounds)))
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Images (3, H, W), values in 0 … 1 -> (positions, D) float32; see the eager tower."""
+        encode = super().forward
+        return torch.cat([self._pool(encode([image])[:, 0]) for image in images])

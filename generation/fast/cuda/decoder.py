@@ -122,7 +122,7 @@ class Layer:
     def of(cls, kind: str, block) -> Layer:
         parts, first = dict(block.named_children()), block.input_layernorm.weight.detach()
         norms = ALL_NORMS if "pre_feedforward_layernorm" in parts else NORMS
-        found: dict[str, Tensor | None] = {
+        found: dict[str, Any] = {
             name: parts[own].weight for name, own in norms.items() if own in parts
         } | dict(block.named_parameters(recurse=False))
         for name, part in projections(kind, block).items():
@@ -298,6 +298,7 @@ class TritonDecoder:
         warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
+        added = registers(128) if S.BITS == 32 else {}
         x, h, made = self._x, self._h, self._made
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
@@ -318,7 +319,7 @@ class TritonDecoder:
             """x gains a product, or what a `norm` makes of it, and all is multiplied with a `scalar`."""
             tile, to = S.tile(width), x if norm is None else made
             kernels.add_product[self._grid(S.D, tile[0])](
-                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **warps
+                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **(warps | added)
             )
             if norm is not None:
                 factor = norm if scalar is None else scalar

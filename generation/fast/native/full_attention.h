@@ -62,6 +62,8 @@ typedef struct {
     element *q, *k, *v;
     uint32_t *key_panels, *value_panels;
     const float *cosine, *sine; /* (count, dim) of rotary positions, or NULL */
+    int64_t turned;             /* columns that are rotated together: all, or those of each axis */
+    float scale;                /* of scores */
 } Head;
 
 static inline int64_t head_units(int64_t dim) { return (dim + PAIR - 1) / PAIR; }
@@ -99,10 +101,12 @@ static void pack_keys(const Head *a, int64_t from) {
             __builtin_prefetch(a->k + j * a->stride + i);
             __builtin_prefetch(a->v + j * a->stride + i);
         }
-    for (int64_t j = from; a->cosine && j < from + count; j++) {
-        rotate_element(a->q + j * a->stride, a->cosine + j * a->dim, a->sine + j * a->dim, a->dim);
-        rotate_element(a->k + j * a->stride, a->cosine + j * a->dim, a->sine + j * a->dim, a->dim);
-    }
+    for (int64_t j = from; a->cosine && j < from + count; j++)
+        for (int64_t i = 0; i < a->dim; i += a->turned) {
+            const float *cosine = a->cosine + j * a->dim + i, *sine = a->sine + j * a->dim + i;
+            rotate_element(a->q + j * a->stride + i, cosine, sine, a->turned);
+            rotate_element(a->k + j * a->stride + i, cosine, sine, a->turned);
+        }
     if (count < PANEL || whole < du) memset(keys, 0, PANEL * du * 4);
     for (int64_t j = 0; j < count; j++) {
         const element *row = a->k + (from + j) * a->stride;
@@ -169,7 +173,7 @@ static void attend_all(const Head *a, int64_t from, int64_t to, float *room, Out
                 meet(q + r * a->stride / PAIR, a->stride / PAIR, a->key_panels + (key + j) * du, du,
                      score + r * stride + j, stride, NULL);
         for (int64_t i = 0; i < to - from; i++)
-            factor[i] = soften(score + i * stride, count, LOG2E / sqrtf((float)a->dim), sum + i, largest + i);
+            factor[i] = soften(score + i * stride, count, LOG2E * a->scale, sum + i, largest + i);
         for (int64_t c = 0; c < a->dim; c += PANEL)
             for (int64_t r = 0; r < to - from; r += QUERIES)
                 meet(weight + r * stride, stride, a->value_panels + c * ku + key / PAIR * PANEL, used, mixed + r * wide + c,

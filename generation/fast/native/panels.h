@@ -347,6 +347,7 @@ typedef struct {
     enum curve curve;
     int half;
     const float *factor; /* (rows,), padded as a bias is, of what is put or added; NULL: one */
+    const float *first, *last; /* the least and the largest of it, before all that and after it; or NULL */
 } Output;
 
 /* Inputs of one row a token, written by a product instead of set_input: not with int8 and four-bit weights, whose inputs
@@ -375,13 +376,18 @@ static inline void end_input(Inputs in, int64_t token, int64_t columns) {
 #define ROUGH 0
 #endif
 
+INLINE vec bounded(vec value, const float *bounds) {
+    return bounds ? at_most(all(bounds[1]), at_least(all(bounds[0]), value)) : value;
+}
 INLINE void put_vector(Output out, int64_t at, vec value) {
     float *y = out.y + at;
+    value = bounded(value, out.first);
     if (out.curve == TANH_GELU) value = curve_of(value, TANH_GELU, ROUGH);
     if (out.curve == ERF_GELU) value = curve_of(value, ERF_GELU, ROUGH);
     if (out.curve == SILU) value = curve_of(value, SILU, ROUGH);
     if (out.add) value += load_f32(y);
     if (out.times) value *= out.half ? load_bf16((uint16_t *)out.y + at) : load_f32(y);
+    value = bounded(value, out.last);
     if (out.half) store_bf16((uint16_t *)out.y + at, value);
     else *(vec *)y = value;
 }

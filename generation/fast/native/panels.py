@@ -275,7 +275,7 @@ def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
 
 def to_panel(
     layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
-) -> PanelWeight:
+) -> nn.Module:
     """The replacement of a layer in panels: a `Make`. bits, moments: see `PanelWeight`."""
     if names[0].endswith(BY_ROW):
         return table_of_rows(layer, bits)
@@ -322,7 +322,8 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
 
     def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
         if isinstance(layer, PackedEmbedding):
-            return PackedEmbedding(layer.weight.to(device), layer.scale.to(device), dtype, layer.columns)
+            scale: Any = layer.scale
+            return PackedEmbedding(layer.weight.to(device), scale.to(device), dtype, layer.columns)
         count = layer.out_features
         weight = layer.rows(device) if first is None else first.weight
         scale = layer.scale[:count].to(device) if first is None else first.scale

@@ -1,6 +1,7 @@
 /* A vision transformer on a CPU, one image at a time: patches as inputs of a product, pre-norm blocks and, where there
  * is one, a final norm. A class token is the last row, after the patches: attention does not know an order but that of
  * rotary positions. Where there are windows, their patches stand together. The stream between the blocks is floats.
+ * Parts that a network does not have are NULL, or have no weights.
  * Each patch's sums are made in one order, so that an image's result has the same bits with any number of threads.
  * Compiled by tower.py, once for each weight type (WEIGHT_BITS 32: float, 16: bfloat16, 8: int8 with one scale an
  * output).
@@ -12,17 +13,25 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Matrix q, k, v, out, gate, fc1, fc2; /* gate: of SwiGLU; without panels where there is none */
+    Matrix matrix;
+    const float *bounds; /* the least and the largest of its inputs, and of its outputs */
+} Linear;
+
+typedef struct {
+    Linear q, k, v, out, gate, fc1, fc2; /* gate: its curve's values are factors of fc1's outputs */
     Norm before_attention, before_mlp;
-    const float *attention_scale, *mlp_scale; /* (width,), padded to whole panels, or NULL: of what is added */
+    Norm of_q, of_k, of_v;           /* of each head, or none */
+    Norm after_attention, after_mlp; /* of what is added to the stream, or none */
+    const float *attention_scale, *mlp_scale; /* (width,), padded to whole panels: of what is added */
     int64_t windowed, tapped;                 /* attention within windows; an output as well */
 } Block;
 
 typedef struct {
     int64_t layers, width, heads, inner;
     int64_t outputs; /* of a patch: those of tapped blocks, and the last one */
-    int64_t exact_gelu;
-    float eps;
+    int64_t axes;    /* parts of a head that are rotated each by itself */
+    int64_t curve;   /* an `enum curve`: gate's, or without one fc1's */
+    float eps, scale; /* of norms; of attention's scores */
     Matrix embedding;       /* (width, numbers of a patch) */
     const float *class_row; /* (width,): the class token with its position, or NULL */
     Norm last;
@@ -130,17 +139,30 @@ static Head head_of(const Tower *m, const Image *t, const Scratch *s, Segment se
         .key_panels = s->key_panels + key_panel_words((head * s->panels + panel) * PANEL, dim),
         .value_panels = s->value_panels + value_panel_words((head * s->panels + panel) * PANEL, dim),
         .cosine = t->cosine ? t->cosine + segment.first * dim : NULL, .sine = t->cosine ? t->sine + segment.first * dim : NULL,
+        .turned = dim / m->axes, .scale = m->scale,
     };
+}
+
+/* A row of a head, normed in its place. room: (dim,). */
+static void norm_head(const Tower *m, element *x, Norm norm, int64_t dim, float *room) {
+    for (int64_t i = 0; i < dim; i++) room[i] = VALUE_OF(x[i]);
+    put_normed(room, norm, m->eps, dim, room);
+    for (int64_t i = 0; i < dim; i++) x[i] = ELEMENT_OF(room[i]);
 }
 
 /* All heads within each of `count` segments, of at most `longest` rows. Units of work are as they lie in memory: all
  * heads of some rows for packing, all rows of a head for what reads its panels. */
-static int attend(const Tower *m, const Image *t, const Scratch *s, const Segment *segment, int64_t count, int64_t longest,
-                  float *room, Output out, Member *me) {
+static int attend(const Tower *m, const Image *t, const Scratch *s, const Block *b, const Segment *segment, int64_t count,
+                  int64_t longest, float *room, Output out, Member *me) {
     int64_t panels = (longest + PANEL - 1) / PANEL, blocks = (longest + QUERY_BLOCK - 1) / QUERY_BLOCK, unit;
     while ((unit = next_unit(me, count * panels * m->heads)) >= 0) {
         int64_t head = unit % m->heads, index = unit / m->heads / panels, from = unit / m->heads % panels * PANEL;
         const Head one = head_of(m, t, s, segment[index], index, head);
+        for (int64_t j = from; b->of_q.weight && j < from + PANEL && j < one.count; j++) {
+            norm_head(m, one.q + j * one.stride, b->of_q, one.dim, room);
+            norm_head(m, one.k + j * one.stride, b->of_k, one.dim, room);
+            norm_head(m, one.v + j * one.stride, b->of_v, one.dim, room);
+        }
         if (from < one.count) pack_keys(&one, from);
     }
     if (!regroup(me)) return 0;
@@ -153,20 +175,48 @@ static int attend(const Tower *m, const Image *t, const Scratch *s, const Segmen
     return regroup(me);
 }
 
-/* Normed rows [from, to) of the stream as the inputs of the next products. row: (width,), room. */
-static void norm_inputs(const Tower *m, const Scratch *s, Inputs in, Norm norm, int64_t from, int64_t to, float *row) {
-    for (int64_t i = from; i < to; i++) {
-        put_normed(s->x + i * m->width, norm, m->eps, m->width, row);
-        set_input(in, i, row, m->width);
+/* The outputs of a linear layer of the stream's normed rows. They are its inputs already where those of `before`, which
+ * met them last, have the same bounds. row: (width,), room. */
+static int meet_normed(const Tower *m, const Scratch *s, Inputs in, Norm norm, const Linear *before, const Linear *layer,
+                       Output out, float *row, Member *me) {
+    const float *bounds = layer->bounds;
+    if (!before || (bounds && memcmp(bounds, before->bounds, 2 * sizeof(float)))) {
+        int64_t from, to;
+        if (before && !regroup(me)) return 0;
+        share(me, in.tokens, &from, &to);
+        for (int64_t i = from; i < to; i++) {
+            put_normed(s->x + i * m->width, norm, m->eps, m->width, row);
+            for (int64_t j = 0; bounds && j < m->width; j += LANES) *(vec *)(row + j) = bounded(load_f32(row + j), bounds);
+            set_input(in, i, row, m->width);
+        }
+        if (!regroup(me)) return 0;
     }
+    out.first = bounds ? bounds + 2 : NULL;
+    product(layer->matrix, in, out, me);
+    return 1;
+}
+
+/* A linear layer whose outputs are added to the stream; where they are normed before that, they take the place of q and
+ * k, which lie together and have been used. */
+static int add_product(const Tower *m, const Scratch *s, Inputs in, const Linear *layer, const float *factor, Norm norm,
+                       float *row, Member *me) {
+    int64_t from, to, width = m->width;
+    Output out = {.y = s->x, .stride = width, .add = 1, .factor = factor};
+    float *added = (float *)s->q;
+    if (norm.weight) out = (Output){.y = added, .stride = s->q_stride, .first = layer->bounds ? layer->bounds + 2 : NULL};
+    product(layer->matrix, in, out, me);
+    if (!regroup_and_share(me, in.tokens, &from, &to)) return 0;
+    for (int64_t i = from; norm.weight && i < to; i++) {
+        put_normed(added + i * s->q_stride, norm, m->eps, width, row);
+        for (int64_t j = 0; j < width; j++) s->x[i * width + j] += row[j];
+    }
+    return 1;
 }
 
 /* What each thread does of an image. */
 static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, Member *me) {
     int64_t n = rows_of(m, t), width = m->width, columns = m->embedding.columns, from, to, taps = 0;
     const Segment whole = {0, n};
-    Output onto_x = {.y = s->x, .stride = width, .add = 1};
-    const enum curve gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
     float *own = s->own + me->id * s->own_floats;
     Inputs in = inputs_at(s->inputs, t->patches, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
@@ -177,42 +227,39 @@ static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, M
         if (i < t->patches) set_input(in, i, t->inputs + i * columns, columns);
     }
     if (!regroup_and_share(me, n, &from, &to)) return;
-    product(m->embedding, in, onto_x, me);
+    product(m->embedding, in, (Output){.y = s->x, .stride = width, .add = 1}, me);
     if (!regroup_and_share(me, n, &from, &to)) return;
     in = inputs_at(s->inputs, n, width, 1);
     for (const Block *b = m->block; b < m->block + m->layers; b++) {
-        norm_inputs(m, s, in, b->before_attention, from, to, own);
-        if (!regroup_and_share(me, n, &from, &to)) return;
-        product(b->q, in, (Output){.y = (float *)s->q, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
-        product(b->k, in, (Output){.y = (float *)s->k, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
-        product(b->v, in, (Output){.y = (float *)s->v, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
-        if (!regroup_and_share(me, n, &from, &to)) return;
-        const Output attended = outputs_for(in, s->wide, width);
-        if (!(b->windowed ? attend(m, t, s, t->window, t->windows, t->longest, own, attended, me)
-                          : attend(m, t, s, &whole, 1, n, own, attended, me))) return;
+        Output heads = {.y = (float *)s->q, .stride = s->q_stride, .half = HALF_ATTENTION};
+        if (!meet_normed(m, s, in, b->before_attention, NULL, &b->q, heads, own, me)) return;
+        heads.y = (float *)s->k;
+        if (!meet_normed(m, s, in, b->before_attention, &b->q, &b->k, heads, own, me)) return;
+        heads.y = (float *)s->v;
+        if (!meet_normed(m, s, in, b->before_attention, &b->k, &b->v, heads, own, me) || !regroup(me)) return;
+        Output attended = outputs_for(in, s->wide, width);
+        attended.last = b->out.bounds;
+        if (!(b->windowed ? attend(m, t, s, b, t->window, t->windows, t->longest, own, attended, me)
+                          : attend(m, t, s, b, &whole, 1, n, own, attended, me))) return;
         share(me, n, &from, &to);
         complete(in, s->wide, width, from, to, own);
-        if (!regroup_and_share(me, n, &from, &to)) return;
-        onto_x.factor = b->attention_scale;
-        product(b->out, in, onto_x, me);
-        if (!regroup_and_share(me, n, &from, &to)) return;
-        norm_inputs(m, s, in, b->before_mlp, from, to, own);
-        if (!regroup_and_share(me, n, &from, &to)) return;
+        if (!regroup(me)) return;
+        if (!add_product(m, s, in, &b->out, b->attention_scale, b->after_attention, own, me)) return;
+        const Linear *gate = b->gate.matrix.panels ? &b->gate : NULL;
         Output inside = outputs_for(wide, s->wide, m->inner);
-        if (b->gate.panels) {
-            inside.curve = SILU;
-            product(b->gate, in, inside, me);
-            if (!regroup_and_share(me, n, &from, &to)) return;
+        inside.curve = (enum curve)m->curve;
+        if (gate) {
+            if (!meet_normed(m, s, in, b->before_mlp, NULL, gate, inside, own, me) || !regroup(me)) return;
+            inside.curve = NO_CURVE;
+            inside.times = 1;
         }
-        inside.curve = b->gate.panels ? NO_CURVE : gelu;
-        inside.times = b->gate.panels != NULL;
-        product(b->fc1, in, inside, me);
+        inside.last = b->fc2.bounds;
+        if (!meet_normed(m, s, in, b->before_mlp, gate, &b->fc1, inside, own, me)) return;
         if (!regroup_and_share(me, n, &from, &to)) return;
         complete(wide, s->wide, m->inner, from, to, own);
-        if (!regroup_and_share(me, n, &from, &to)) return;
-        onto_x.factor = b->mlp_scale;
-        product(b->fc2, wide, onto_x, me);
-        if (!regroup_and_share(me, n, &from, &to)) return;
+        if (!regroup(me)) return;
+        if (!add_product(m, s, wide, &b->fc2, b->mlp_scale, b->after_mlp, own, me)) return;
+        share(me, n, &from, &to);
         for (int64_t i = from; b->tapped && i < to && i < t->patches; i++)
             memcpy(y + (i * m->outputs + taps) * width, s->x + i * width, width * sizeof(float));
         taps += b->tapped;
