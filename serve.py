@@ -65,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): on a CPU float32, or a quantized checkpoint's own "
-        "codes; bfloat16 on CUDA, elsewhere the checkpoint's own; int8 and int4 work on a CPU and on CUDA")
+        "codes; bfloat16 on CUDA (float16 before Ampere), elsewhere the checkpoint's own; int8 and int4 "
+        "work on a CPU and on CUDA")
     add_machine(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")

@@ -24,14 +24,6 @@ SUPER = 256  # columns that share a word of `Codes.coarse`
 PARTIAL_FLOATS = 4_194_304  # weights that are rounded or opened at a time: 16 MiB of float32
 
 
-def suited(device: torch.device, other: torch.dtype = torch.float32) -> torch.dtype:
-    """The type that a device computes fast and well in; `other` where that is not known. On a CPU float32 is
-    exact, and bfloat16 no faster for one question; a GPU before Ampere has no bfloat16."""
-    if device.type == "cuda":
-        return torch.float16 if torch.cuda.get_device_capability(device) < (8, 0) else torch.bfloat16
-    return torch.float32 if device.type == "cpu" else other
-
-
 class Form(IntEnum):
     """The meaning of a group's word of 32 bits; `native/codes.h` has the same numbers. Low bits come first.
 

@@ -9,6 +9,7 @@ The tokens are those of `choose`. Sessions, schedulers and `model.generate` deco
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,6 @@ class Recorder:
 
     def __init__(self, step: Any, tokens: Tensor):
         self._step, self._tokens = step, tokens
-        step.rehearse(len(tokens))
         # Of each slot its position, the row's seed, how many numbers it has drawn, the offset of its rotary
         # places, the token that was chosen, or BAD; and its `chosen_logprobs`. An even number of slots, so
         # that all begin at 16 bytes: Triton compiles for that, and would once more for others.
@@ -109,7 +109,7 @@ def recorded(
     yield chosen
     _, starts, offsets = zip(*at)
     recorder, view, capacity = Recorder(step, chosen.token.clone()), kv_cache, kv.geometry(kv_cache).capacity
-    for number in range(capacity):
+    for number in itertools.count():
         positions = [start + number for start in starts]
         length = min(kv.round_up(max(positions) + 1, VIEW_STEP), capacity)
         if kv.geometry(view).capacity != length:

@@ -103,6 +103,7 @@ class Scheduler:
         self.cache = SlotCache(model.language_model, slots, prefixes)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)  # to be fed in each slot
         self._recorder = Recorder(self._step, self._tokens) if self._step.records else None
+        self._step.rehearse(slots)
         self.stats = Stats()
         self.reset()
 

@@ -34,6 +34,10 @@ class Step:
 
     same_bits, alone, records, states, pass_steps = False, False, False, False, 1.0
 
+    def rehearse(self, rows: int = 1) -> str | None:
+        """Make what up to so many rows need before anyone waits for it. Returns why it fails, or None."""
+        return None
+
     def __init__(self, language_model: Any):
         self._language_model = language_model
         self.states = has_states(language_model.cache_layout)

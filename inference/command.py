@@ -70,7 +70,7 @@ def command_parser(name: str, description: str) -> Parser:
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=flags.device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
     weights = "dtype of weights; auto (default): on a CPU float32, or a quantized checkpoint's own codes, "
-    weights += "bfloat16 on CUDA, and elsewhere the checkpoint's"
+    weights += "bfloat16 on CUDA (float16 before Ampere), and elsewhere the checkpoint's"
     add("--dtype", type=flags.dtype, default="auto", choices=flags.DTYPES, help=weights)
     compiled = "answer with compiled code, with the same float32 output; auto (default): if it is compiled "
     compiled += "already, or worth it for a large model, a chat or a batch"

@@ -151,8 +151,10 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def compute_dtype(config: TrainConfig, kind: str) -> torch.dtype:
-    """The dtype of products on a kind of device; weights and optimizers are always float32."""
-    auto = "bfloat16" if kind == "cuda" else "float32"
+    """The dtype of products on a kind of device; weights and optimizers are always float32. A GPU without
+    bfloat16 has float32: gradients in float16 would want a scale."""
+    old = kind == "cuda" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
+    auto = "bfloat16" if kind == "cuda" and not old else "float32"
     return getattr(torch, auto if config.precision == "auto" else config.precision)
 
 

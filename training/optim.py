@@ -22,14 +22,15 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, steps: int = 5, bfloat16: bool = False) -> Tensor:
     """Nearest semi-orthogonal matrices, approximately: (N, m, n) -> (N, m, n), in the input's dtype.
 
-    On CUDA it is computed in bfloat16, as torch.optim.Muon does it everywhere. So it is with `bfloat16` on a
-    CPU that multiplies it: most do so ten times slower than float32.
+    On a GPU that has it, it is computed in bfloat16, as torch.optim.Muon does it everywhere. So it is with
+    `bfloat16` on a CPU that multiplies it: most do so ten times slower than float32.
     """
     a, b, c = _QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    low = x.is_cuda or (bfloat16 and torch.cpu._is_avx512_bf16_supported())
+    fits = torch.cuda.is_bf16_supported(False) if x.is_cuda else torch.cpu._is_avx512_bf16_supported()
+    low = fits and (bfloat16 or x.is_cuda)
     x = x.to(torch.bfloat16 if low else x.dtype).contiguous()
     for _ in range(steps):
         gram = torch.bmm(x, x.mT)

@@ -1,7 +1,6 @@
 """The networks that fast steps compute.
 
-reason = DECODER.unknown(language_model)      # None, or what there is no code for
-reason = decoder_of(language_model).unknown(language_model)    # by a step that has code for every decoder
+reason = decoder_of(language_model).unknown(language_model)    # None, or what there is no code for
 
 A fast step reads weights where it expects them. Of another network it would miss some, and leave others out
 without a word. So a `Network` lists the modules that a step has code for and the values of its config, and

@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.codes import PARTIAL_FLOATS, product, suited
+from generation.codes import PARTIAL_FLOATS, product
+from generation.devices import suited
 
 LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
 # (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import quantization, section, token_ids
-from generation.codes import suited
+from generation.devices import suited
 from messages import some
 from models.checkpoints.adapter import Put, read_adapter
 from models.checkpoints.files import CheckpointError, Opened, naming
@@ -265,7 +265,7 @@ def prepare_device(device: torch.device | str) -> torch.device:
         torch.backends.cuda.enable_cudnn_sdp(False)
         # Convolutions in float32 would keep 10 bits of each factor: float32 is to mean float32.
         torch.backends.cudnn.allow_tf32 = False
-        if device.index is not None:  # events and streams without a name are the current device's
+        if device.index is not None:  # in this thread; what others do there names its device
             torch.cuda.set_device(device)
     return device
 

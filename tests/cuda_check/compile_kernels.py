@@ -160,7 +160,10 @@ def kind_of(key: tuple) -> tuple:
     name, sizes = key[0], next(value for value in key[1:] if isinstance(value, kernels.Sizes))
     if name in PRODUCTS:
         return name, sizes.DT, sizes.BITS, sizes.ROWS
-    return name, sizes.DT, sizes.HD if name == "attend" else sizes.BITS * (name == "begin")
+    if name == "attend":
+        of_keys = bool(sizes.NEAR), sizes.SHARED, sizes.VALUE_NORM, sizes.GATED
+        return name, sizes.DT, sizes.HD, *of_keys, sizes.ONE
+    return name, sizes.DT, sizes.BITS * (name == "begin")
 
 
 def resources(kernel, arguments, options: dict, target: int) -> tuple[dict[str, int], str]:

@@ -250,10 +250,8 @@ class TritonDecoder:
         """The numbers of rows that it decodes, those together that the same kernels decode."""
         groups: dict[Any, list[int]] = {}
         for rows in range(1, MOST_ROWS + 1):
-            # Triton compiles anew for a number that 16 divides.
             splits = [self._splits(rows, width) for width in self._widths]
-            kernels_of = self.sizes(rows), *splits, rows % 16 == 0
-            groups.setdefault(kernels_of, []).append(rows)
+            groups.setdefault((self.sizes(rows), *splits), []).append(rows)
         return list(groups.values())
 
     def _splits(self, rows: int, width: int, near: int = 0) -> int:
@@ -296,9 +294,9 @@ class TritonDecoder:
     ) -> Tensor:
         S, model, eps = self.sizes(rows), self.model, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
-        two = registers(128) if S.BITS == 4 and not S.ONE else {}
-        last = registers(96) if S.BITS == 8 and S.ONE else {}
-        added = registers(128) if S.BITS == 32 else {}
+        of_gate_up = registers(128) if S.BITS == 4 and not S.ONE else {}
+        of_head = registers(96) if S.BITS == 8 and S.ONE else {}
+        of_added = registers(128) if S.BITS == 32 else {}
         x, h, made = self._x, self._h, self._made
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
@@ -319,7 +317,7 @@ class TritonDecoder:
             """x gains a product, or what a `norm` makes of it, and all is multiplied with a `scalar`."""
             tile, to = S.tile(width), x if norm is None else made
             kernels.add_product[self._grid(S.D, tile[0])](
-                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **(warps | added)
+                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **(warps | of_added)
             )
             if norm is not None:
                 factor = norm if scalar is None else scalar
@@ -347,18 +345,9 @@ class TritonDecoder:
                 *(token, *all_of(table)[:2], self._each, rows, root, width, S, WIDE), **S.launch
             )
             project(norm, all_of(model.per_layer_model_projection), self._context, (width,), normed=False)
+            wide = triton.next_power_of_2(S.P)
             kernels.join[self._grid(rows * S.LAYERS, 1)](
-                *(
-                    self._context,
-                    of_context,
-                    self._each,
-                    rows,
-                    S.D**-0.5,
-                    eps,
-                    S,
-                    triton.next_power_of_2(S.P),
-                ),
-                **S.launch,
+                *(self._context, of_context, self._each, rows, S.D**-0.5, eps, S, wide), **S.launch
             )
         read: dict[str, dict[str, Tensor]] = {}  # what shared layers read: that of the last of their kind
         for index, (layer, own) in enumerate(zip(self._layers, kv_cache, strict=True)):
@@ -375,7 +364,7 @@ class TritonDecoder:
             kernels.gate_up[self._grid(inner, tile[0])](
                 *(x, tensors["mlp_norm"], *layer.products("gate_proj", "up_proj")[0], h, rows, eps, inner),
                 *(S, *tile),
-                **(warps | two),
+                **(warps | of_gate_up),
             )
             fed_norm, after = tensors.get("fed_norm"), None if S.P else scalar
             add_product(h, *layer.products("down_proj"), inner, fed_norm, after)
@@ -389,7 +378,7 @@ class TritonDecoder:
         if S.ROWS not in self._logits:
             self._logits[S.ROWS] = x.new_zeros(S.ROWS, S.V)
         logits, cap = self._logits[S.ROWS], model.config.logit_cap if self._gemma else None
-        project(norm, all_of(model.lm_head), logits, (S.V,), cap=cap, **last)
+        project(norm, all_of(model.lm_head), logits, (S.V,), cap=cap, **of_head)
         return logits[:rows]
 
     def _grid(self, height: int, block: int) -> tuple[int]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +73,7 @@ class Graphs:
         self._warm: set[tuple] = set()
         self._pool: Any = None  # memory that the graphs share: they hold nothing between replays
         self._stream: torch.cuda.Stream | None = None  # that all are recorded on
-        self.failure: str | None = None  # why a graph could not be recorded; no other is tried after that
+        self.failures: dict[int, str] = {}  # numbers of rows that could not be recorded, and why
 
     def clear(self) -> None:
         self._replays.clear()
@@ -88,7 +87,7 @@ class Graphs:
 
         Args:
             key: the function and every address in it.
-            shape: what its kernels are chosen by; a new one is warmed up twice.
+            shape: what its kernels are chosen by, first the number of rows; a new one is warmed up twice.
             state: tensors that it changes and recording must not. A cache is none of them: writing the same
                 token twice changes nothing.
         """
@@ -96,7 +95,7 @@ class Graphs:
             self._replays.move_to_end(key)
             return self._replays[key]
         replay = function = make()
-        if self.capture and self.failure is None:
+        if self.capture and shape[0] not in self.failures:
             saved = [tensor.clone() for tensor in state]
 
             def restore() -> None:
@@ -168,6 +167,7 @@ class GraphStep(Step):
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # why Triton does not decode that many rows, or None
         self._rehearsed: set[int] = set()  # numbers of rows
+        self.pass_steps = 1.0  # measured by the first rehearsal
         self._notes: list[str] = []  # what has been given up beside single rows in Triton, and why
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
@@ -184,15 +184,15 @@ class GraphStep(Step):
                 raise
             except Exception as error:
                 self._give_up(rows, error)
-        return self._triton if self._reasons[rows] is None and self.graphs.failure is None else None
+        return self._triton if self._reasons[rows] is None else None
 
     def _give_up(self, rows: int, error: Exception) -> None:
         """After an error of any type, a compiler's or the driver's: decode that many rows, and others that
-        the same kernels decode, with the eager step; where it was that step's, without graphs."""
+        the same kernels decode, with the eager step; where it was that step's, without a graph."""
         why = said(error)
-        if rows in self._reasons and self.decoder(rows) is None:
-            self.graphs.failure = why
-            self._notes.append(f"eager since: {why}")
+        if self._reasons.get(rows) is not None:
+            self.graphs.failures[rows] = why
+            self._notes.append(f"without a graph for {rows} row{'s' * (rows > 1)}: {why}")
             return
         alike = [[rows]] if self._triton is None else self._triton.alike()
         self._reasons |= dict.fromkeys(next(group for group in alike if rows in group), why)
@@ -210,32 +210,35 @@ class GraphStep(Step):
         """Decode a token of one row, and of the first of those numbers of rows up to `rows` that share their
         kernels: nobody who waits for an answer then waits for a compiler. Returns why there is no graph of
         any step, or None."""
-        model, triton = self._language_model, self.decoder(1)
-        counts = {1} if triton is None else {group[0] for group in triton.alike() if group[0] <= rows}
-        counts, self._rehearsed = counts - self._rehearsed, counts | self._rehearsed
+        model = self._language_model
         try:
+            triton, new = self.decoder(1), not self._rehearsed
+            counts = {1} if triton is None else {group[0] for group in triton.alike() if group[0] <= rows}
+            counts, self._rehearsed = counts - self._rehearsed, counts | self._rehearsed
             for count in sorted(counts, reverse=True):  # the buffers of the most serve the others
                 token = torch.zeros(count, 1, dtype=torch.int64, device=self._device)
                 cache = kv.allocate_for(model, count, 2)
                 for offset in range(1 + bool(model.config.rope_sections)):
                     self(token, cache, 1, offset)
+            if new:
+                self.pass_steps = self._pass_steps()
         except Exception as error:  # no memory, or the eager step fails without a graph as well
             return said(error)
-        return self.graphs.failure and f"{self._reasons[1]}; {self.graphs.failure}"
+        why = self.graphs.failures.get(1)
+        return why and f"{self._reasons[1]}; {why}"
 
-    @cached_property
-    @torch.no_grad()
-    def pass_steps(self) -> float:  # type: ignore[override]
+    def _pass_steps(self) -> float:
         """How many steps of a row take as long as a pass over several of its positions, which launches each
-        kernel by itself. Measured here, once, with few of them."""
+        kernel by itself; measured here with few of them."""
         ids, watch = torch.zeros(1, SEVERAL, dtype=torch.int64, device=self._device), Stopwatch(self._device)
         cache = kv.allocate_for(self._language_model, 1, 2 * SEVERAL)
-        for _ in range(3):  # the last of them counts
+        for number in range(3):  # the first ones load their kernels
             self.chunk(ids, cache, torch.zeros(1, dtype=torch.int64, device=self._device))
-            watch.lap("pass")
+            watch.lap(f"pass {number}")
             self(ids[:, :1], cache, SEVERAL)
-            watch.lap("step")
-        return watch.seconds["pass"] / watch.seconds["step"]
+            watch.lap(f"step {number}")
+        seconds = [*watch.seconds.values()]
+        return min(seconds[::2]) / min(seconds[1::2])
 
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor, offset: Tensor | None) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
@@ -325,6 +328,8 @@ class GraphStep(Step):
             try:
                 return self.graphs.get((places, buffer_addresses(kv_cache), *kind), kind, make, state)
             except Exception as error:  # Triton's have no type in common
+                if rows in self.graphs.failures:
+                    raise
                 self._give_up(rows, error)
 
 

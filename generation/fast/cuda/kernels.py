@@ -96,11 +96,12 @@ class Sizes:
         For one row a tile has so many weights, for more so many columns: twice as many of four bits."""
         twice = 2 if self.BITS == 4 else 1
         most, columns = 8192 * twice, 2048 // self.DT.primitive_bitwidth * twice
-        whole = max(64 if twice == 2 else 16, triton.next_power_of_2(width))
+        least = 64 if twice == 2 else 16
+        whole = max(least, triton.next_power_of_2(width))
         if self.ONE:
             return max(1, min(8, most // whole) // (2 if pair else 1)), whole
         halves = (2 if pair and self.BITS <= 8 else 1) * max(1, self.ROWS // 32)
-        return 16 if self.ROWS <= 16 else 32, min(columns // halves, whole)
+        return 16 if self.ROWS <= 16 else 32, max(least, min(columns // halves, whole))
 
 
 CHUNK = tl.constexpr(64)  # keys that are multiplied at once, at most

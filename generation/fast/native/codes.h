@@ -68,7 +68,7 @@ INLINE ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
 static inline vec half(uvec bits) {
 #if LANES == 16 && defined(__F16C__)
     return (vec)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)bits));
-#elif LANES == 8 && defined(__F16C__)
+#elif LANES == 8 && defined(__F16C__) && defined(__AVX2__)
     __m256i own = (__m256i)bits;
     return (vec)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(own), _mm256_extracti128_si256(own, 1)));
 #else

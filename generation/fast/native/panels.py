@@ -42,6 +42,7 @@ from generation.fast.quantized import (
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
+SHARED_BYTES = 2**25  # that small matrices share
 BY_ROW = "embed_tokens_per_layer.weight"  # the name of `table_of_rows`
 NOTED = 256  # tokens by which second moments are known
 
@@ -64,14 +65,24 @@ class Memory:
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor whose numbers are not set; it begins at a line of the cache."""
         count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
+        if size >= SHARED_BYTES:  # goes with its tensor
+            return torch.frombuffer(_pages(size), dtype=dtype, count=count).view(shape)
         with self._lock:
             begin = -(-self._used // 64) * 64
             if begin + size > len(self._chunk):
-                self._chunk, begin = mmap.mmap(-1, max(size, 2**25), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
-                with suppress(AttributeError, OSError):  # a system that has no such pages
-                    self._chunk.madvise(mmap.MADV_HUGEPAGE)
+                self._chunk, begin = _pages(SHARED_BYTES), 0
             self._used = begin + size
             return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+def _pages(size: int) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {size:,} bytes for weights: {error.strerror}") from error
+    with suppress(AttributeError, OSError):  # a system that has no such pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 _memory = Memory()
@@ -262,10 +273,14 @@ def table_of_rows(layer: Any, bits: int | None) -> nn.Module:
     """A table in rows, in the type that it is stored in, or rounded to four bits: it is no matrix, and a few
     rows are read. In a panel the units of a row lie far apart."""
     if bits == 4:
-        parts = [PanelEmbedding(rows, bits=4) for rows in layer.weight.detach().split(_SUMMED)]
-        weight = torch.cat([part.rows(layer.weight.device) for part in parts])
-        scale = torch.cat([part.scale[: part.out_features] for part in parts if part.scale is not None])
-        return PackedEmbedding(weight, scale, torch.float32, layer.weight.shape[1])
+        made: list[Tensor] = []  # of the whole table, of which a part is in panels at a time
+        for first in range(0, len(layer.weight), _SUMMED):
+            part: Any = PanelEmbedding(layer.weight.detach()[first : first + _SUMMED], bits=4)
+            for number, rows in enumerate((part.rows(layer.weight.device), part.scale[: part.out_features])):
+                if not first:
+                    made.append(rows.new_empty(len(layer.weight), *rows.shape[1:]))
+                made[number][first : first + _SUMMED] = rows
+        return PackedEmbedding(made[0], made[1], torch.float32, layer.weight.shape[1])
     if isinstance(layer, CodedEmbedding):
         layer.dtype = torch.float32
     elif isinstance(layer, nn.Embedding) and layer.weight.dtype != torch.float32:

@@ -291,9 +291,9 @@ class NativeStep(Step):
         places: list[int] | None,
     ) -> Tensor:
         """The logits (n, V) of the tokens that are `wanted`, in order. Tokens, T ids or embeddings
-        (T, (1 + n) · D), belong to the cache's rows, `lengths` of them to each, from a position on. `places`:
-        one or three of each token, where they are rotated by other numbers than their positions. Lists,
-        because a tensor's every operation takes as long as a small model's layer."""
+        (T, D and more: `layers.h`), belong to the cache's rows, `lengths` of them to each, from a position
+        on. `places`: one or three of each token, where they are rotated by other numbers than their
+        positions. Lists, because a tensor's every operation takes as long as a small model's layer."""
         held = geometry(kv_cache)
         capacity, head_stride = held.capacity, held.strides[1] // held.strides[2]
         # C reads and writes where it is told to.
