@@ -49,17 +49,18 @@ def probe(device: str) -> None:
             kinds = tuple(dict.fromkeys(text.layer_types))
             small: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 320}
             small |= {"num_attention_heads": 4, "num_hidden_layers": len(kinds) or 1, "layer_types": kinds}
-            for name in ("num_key_value_heads", "delta_key_heads", "delta_value_heads"):
-                small[name] = 2
-            for name in ("head_dim", "delta_key_dim", "delta_value_dim"):
-                small[name] = 16
+            small |= {"num_key_value_heads": 2, "head_dim": 16}
+            if "delta" in kinds:
+                small |= dict.fromkeys(("delta_key_heads", "delta_value_heads"), 2)
+                small |= dict.fromkeys(("delta_key_dim", "delta_value_dim"), 16)
             if hasattr(text, "per_layer_width"):
                 small |= {"per_layer_width": 16, "per_layer_vocab": 320, "per_layer_count": len(kinds)}
                 small |= {"full_head_dim": 32, "sliding_window": 32}
             tower = replace(SHAPES[shape].vision, num_hidden_layers=1)
             text = replace(text, **small, rope_sections=())
             SHAPES[shape] = replace(SHAPES[shape], vision=tower, text=text, image_token_id=319)
-        kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        # The interpreter rounds to bfloat16 by cutting bits off.
+        kind = torch.bfloat16 if precision == "bfloat16" and device == "cuda" else torch.float32
         model = build_ours(shape, kind, "cpu" if precision == "int4" else device)
         if precision == "int4":
             to_rows(pack(model, precision, round_layer), torch.device(device))
