@@ -298,6 +298,7 @@ class TritonDecoder:
         warps = {"num_warps": 8 if S.ONE or S.ROWS >= 32 else 4, **S.launch}
         two = registers(128) if S.BITS == 4 and not S.ONE else {}
         last = registers(96) if S.BITS == 8 and S.ONE else {}
+        added = registers(128) if S.BITS == 32 else {}
         x, h, made = self._x, self._h, self._made
         at = Pass(S, rows, position, geometry(kv_cache).capacity)
 
@@ -318,7 +319,7 @@ class TritonDecoder:
             """x gains a product, or what a `norm` makes of it, and all is multiplied with a `scalar`."""
             tile, to = S.tile(width), x if norm is None else made
             kernels.add_product[self._grid(S.D, tile[0])](
-                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **warps
+                *(y, *parts, to, rows, width, S, bias, norm is None, *tile), **(warps | added)
             )
             if norm is not None:
                 factor = norm if scalar is None else scalar
@@ -435,14 +436,17 @@ def _attend(decoder: TritonDecoder, at: Pass, layer: Layer, cache: dict[str, Ten
         S, scale = replace(S, HD=width, ROTARY=width, NEAR=near, SHARED=bool(shared)), 1.0
     splits, group = decoder._splits(at.rows, width, S.NEAR), decoder._group
     lines = max(1, min(group, 8192 // (splits * width)))
+    most = 168 if width < 512 and S.DT.primitive_bitwidth == 16 and not S.VALUE_NORM else 255
+    # Heads of 512 in float32 would spill in four warps, or with a limit.
+    options = (
+        {"num_warps": 8} if width * S.DT.primitive_bitwidth > 8192 else registers(most) | {"num_warps": 4}
+    )
     kernels.attend[(at.rows * S.KV * splits,)](
         *(decoder._mixed, layer.tensors["q_norm"], layer.tensors["k_norm"], key, cache["value"]),
         *(decoder._cos[:, first:], decoder._sin[:, first:], at.position, decoder._shares, decoder._maxima),
         *(decoder._sums, decoder._arrived, decoder._attended, at.rows, at.capacity, *key.stride()[:2]),
         *(config.rms_norm_eps, scale, S, splits, max(16, group), lines),
-        **registers(168 if width < 512 and S.DT.primitive_bitwidth == 16 and not S.VALUE_NORM else 255),
-        num_warps=8 if width * S.DT.primitive_bitwidth > 8192 else 4,
-        **at.S.launch,
+        **(options | S.launch),
     )
 
 

@@ -455,7 +455,8 @@ def attend(
     HEADS: tl.constexpr = S.Q if S.SHARED else S.Q + 2 * S.KV
     WIDTH: tl.constexpr = S.HD * S.DT.primitive_bitwidth // 8
     # Two chunks of keys and two of values, or one of each, have to fit into the shared memory of a small GPU.
-    KEYS: tl.constexpr = max(16, min(CHUNK, 16_384 // WIDTH))
+    MOST: tl.constexpr = 16_384 if S.DT.primitive_bitwidth == 16 else 8192  # float32 fills registers, too
+    KEYS: tl.constexpr = max(16, min(CHUNK, MOST // WIDTH))
     STAGES: tl.constexpr = 3 if KEYS * WIDTH <= 16_384 else 2
     g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
     wait(S)

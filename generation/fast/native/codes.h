@@ -295,10 +295,12 @@ typedef void (*Coded)(CODED);
     KERNEL(name##_2, meet_few, form, bits, 2, 1) KERNEL(name##_3, meet_few, form, bits, 3, 1)
 #define NAME_FEW(name) {name##_0, name##_1, name##_2, name##_3}
 FEW(few_4, 0, 4) FEW(few_5, 0, 5) FEW(few_6, 0, 6) FEW(few_8, 0, 8)
-FEW(eighths, EIGHTHS, 4) FEW(halves, HALVES, 4) FEW(super, SUPER, 4) FEW(sixteenths, SIXTEENTHS, 6)
+FEW(eighths, EIGHTHS, 4) FEW(halves, HALVES, 4) FEW(halves_5, HALVES, 5) FEW(halves_8, HALVES, 8)
+FEW(super, SUPER, 4) FEW(super_5, SUPER, 5) FEW(sixteenths, SIXTEENTHS, 6)
 static const Coded few_rows[][9][4] = { /* by forms, the commonest ones, and bits; 0: any other */
     {[4] = NAME_FEW(few_4), NAME_FEW(few_5), NAME_FEW(few_6), [8] = NAME_FEW(few_8)}, [EIGHTHS][4] = NAME_FEW(eighths),
-    [HALVES][4] = NAME_FEW(halves), [SUPER][4] = NAME_FEW(super), [SIXTEENTHS][6] = NAME_FEW(sixteenths)};
+    [HALVES] = {[4] = NAME_FEW(halves), NAME_FEW(halves_5), [8] = NAME_FEW(halves_8)},
+    [SUPER] = {[4] = NAME_FEW(super), NAME_FEW(super_5)}, [SIXTEENTHS][6] = NAME_FEW(sixteenths)};
 #define MOST_FEW 3
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #if LANES == 16
