@@ -100,7 +100,8 @@ def own():  # bytes that are in memory and of no file
 
 panels.load_panels(4), panels.load_panels(8)  # compiled where they always are
 os.environ["OCELLI_CACHE"] = sys.argv[2]
-panels.PARTIAL_FLOATS, panels.NOTED = 2**17, 16  # as little as they are beside billions of weights
+# As little as they are beside billions of weights.
+panels.PARTIAL_FLOATS, panels.NOTED, panels.SHARED_BYTES = 2**17, 16, 2**20
 opened = open_files(sys.argv[1])
 kept, done, before, most = KeptWeights(opened), threading.Event(), own(), 0
 

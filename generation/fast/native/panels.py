@@ -42,7 +42,7 @@ from generation.fast.quantized import (
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 PARTS = ("weight", "scale", "sum", "bias", "words", "coarse")  # tensors of a layer, as C's Matrix has them
 _SUMMED = 4_096  # rows
-SHARED_BYTES = 2**25  # that small matrices share
+SHARED_BYTES = 2**23  # that small matrices share: they stay while any of them does
 BY_ROW = "embed_tokens_per_layer.weight"  # the name of `table_of_rows`
 NOTED = 256  # tokens by which second moments are known
 
@@ -57,7 +57,7 @@ def load_panels(weight_bits: int) -> ctypes.CDLL:
 
 class Memory:
     """Memory of weights in pages of 2 MB, where the system has them: a processor finds its way in few large
-    pages sooner than in many small ones. Small matrices share 32 MB, which stay while any of them does."""
+    pages sooner than in many small ones. Small matrices share some."""
 
     def __init__(self) -> None:
         self._lock, self._chunk, self._used = Lock(), mmap.mmap(-1, 1), 1
