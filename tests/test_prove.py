@@ -20,13 +20,14 @@ from inference.checkpoint import open_checkpoint
 from models import language_model
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
-from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
+from tests import gemma4_checkpoints, lfm2_checkpoints, minicpm_checkpoints, qwen_checkpoints
 from tests.planted_server import NAME, serving
 from tests.runs import shapes_processor
 from tests.waiting import free_port
 
 SAVE = {kind: partial(qwen_checkpoints.save_hf, kind) for kind in qwen_checkpoints.KINDS}
 SAVE |= {"lfm2_vl": lfm2_checkpoints.save_hf, "gemma4": gemma4_checkpoints.save_hf}
+SAVE["minicpmv4_6"] = partial(minicpm_checkpoints.save_hf, seed=1)
 
 
 def wrong(found: Proof) -> set[str]:

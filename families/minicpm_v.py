@@ -1,0 +1,245 @@
+"""MiniCPM-V 4.6 as transformers has it: a SigLIP tower that makes one patch of four after an early layer, an
+overview and slices of a large image, each in a shape of its own, and Qwen3.5's text model.
+
+Config keys and tensor names are those of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from data import tiles
+from data.chat import chat_template
+from data.errors import ProcessorError
+from data.tokenizer import AnyTokenizer, image_settings, open_with
+from families import keys, qwen3_5
+from families.qwen_vl import positions
+from families.resizing import CLIP_PIXELS
+from families.saving import SavedProcessor, write_config
+from families.sections import vlm_config
+from models.checkpoints.files import Opened
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.config import VLMConfig
+from models.language_model import LanguageModel
+from models.minicpm_vision import MiniCPMVisionConfig, MiniCPMVisionTransformer, projector
+
+__all__ = ["positions"]
+
+NAME = "minicpmv4_6"
+TITLE = "transformers MiniCPM-V 4.6"
+MODEL_TYPES = (NAME,)
+BOX_FORMS: dict[str, str] = {}
+GGUF: dict[str, Any] = {}
+MLX: dict[str, str] = {}
+_CLASS = {NAME: "MiniCPMV4_6"}
+PROCESSORS = {kind: (f"{name}Processor", f"{name}ImageProcessor") for kind, name in _CLASS.items()}
+IGNORABLE = re.compile(r"lm_head\.weight|(model\.)?mtp\..*")
+# Defaults are those of transformers' MiniCPMV4_6Config and MiniCPMV4_6VisionConfig.
+_OWN = {
+    "insert_layer_id": keys.Key("insert_layer_id", 6),
+    "merger_times": keys.Key("merger_times", 1),
+}
+_VISION = keys.same(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, num_channels=3,
+    patch_size=16,
+) | {"norm_eps": keys.Key("layer_norm_eps", 1e-6)}  # fmt: skip
+_MODES = {NAME: "16x"}
+_MARKERS = {"video_token_id": 248_057}
+# Other values need code that is not here.
+_PLAIN = {"merge_kernel_size": [2, 2]}
+_PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh", "window_kernel_size": [2, 2]}
+
+
+def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
+    """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
+    kind, vision = config["model_type"], keys.section(config, "vision_config")
+    keys.expect(config, _PLAIN)
+    keys.expect(vision, _PLAIN_VISION)
+    values = keys.read(vision, _VISION) | keys.read(config, _OWN)
+    tower = MiniCPMVisionConfig(
+        **values,
+        table_side=keys.present(vision).get("image_size", 224) // values["patch_size"],
+        downsample_mode=keys.present(config).get("downsample_mode", _MODES[kind]),
+        kind=kind,
+    )
+    text = qwen3_5.read_text(keys.section(config, "text_config"), places=False)
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
+    return vlm_config(config, generation, 248_056, False, text, _MARKERS, **parts)
+
+
+_NAMES = {
+    "vision_model.patch_embedding.": "model.vision_tower.embeddings.patch_embedding.",
+    "vision_model.position_embedding.": "model.vision_tower.embeddings.position_embedding.",
+    "vision_model.layers.": "model.vision_tower.encoder.layers.",
+    "vision_model.norm.": "model.vision_tower.post_layernorm.",
+    "vision_model.window_merger.": "model.vision_tower.vit_merger.",
+    "projector.": "model.merger.mlp.",
+    "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.language_model.",
+}
+_INSIDE = {
+    "vision_model.layers.": {".norm": ".layer_norm"},
+    "vision_model.window_merger.": {".norm1.": ".layer_norm1.", ".norm2.": ".pre_norm.", ".fc": ".linear_"},
+    "projector.": {".norm.": ".pre_norm.", ".fc": ".linear_"},
+    "language_model.": {".conv_weight": ".conv1d.weight"},
+}
+
+
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
+    """The place of each of our tensors."""
+    inside = lambda name: next((one for front, one in _INSIDE.items() if name.startswith(front)), {})
+    return lambda name: StoredTensor(rename(name, _NAMES, inside(name)))
+
+
+def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
+    """Tower, projector and text."""
+    text = LanguageModel(config.text, config.tie_word_embeddings)
+    return MiniCPMVisionTransformer(config.vision), projector(config.vision, config.text.hidden_size), text
+
+
+def write(config: VLMConfig, dtype: str) -> dict:
+    """config.json of transformers' class for this model."""
+    tower: MiniCPMVisionConfig = config.vision
+    own = keys.write(tower, _OWN)
+    vision = {
+        "model_type": f"{tower.kind}_vision",
+        "image_size": tower.table_side * tower.patch_size,
+        **_PLAIN_VISION,
+        **keys.write(tower, _VISION),
+        "insert_layer_id": tower.insert_layer_id,
+    }
+    architecture = f"{_CLASS[tower.kind]}ForConditionalGeneration"
+    more: dict[str, Any] = {**_PLAIN, **own, "downsample_mode": tower.downsample_mode}
+    text = qwen3_5.write_text_section(config, dtype)
+    return write_config(config, dtype, architecture, tower.kind, text, vision, _MARKERS, **more)
+
+
+def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
+    """transformers' arguments beside ids, of one image of pixels (1, 3, H, W) from -1 to 1."""
+    side = config.vision.patch_size
+    cut = pixels[0].unflatten(2, (-1, side)).unflatten(1, (-1, side))  # (3, rows, side, columns, side)
+    sizes = torch.tensor([[cut.shape[1], cut.shape[3]]])
+    return {"pixel_values": cut.transpose(1, 2).reshape(1, 3, side, -1), "target_sizes": sizes}
+
+
+# -------------------------------------------------------------------------------------------------- images
+IMAGE, START, END, SLICE, SLICE_END = "<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>"
+ID, ID_END = "<image_id>", "</image_id>"
+# What transformers' processor asks a tokenizer for.
+ROLES = {
+    "image_token": IMAGE, "video_token": "<|video_pad|>", "image_start_token": START, "image_end_token": END,
+    "slice_start_token": SLICE, "slice_end_token": SLICE_END, "image_id_start_token": ID,
+    "image_id_end_token": ID_END,
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {
+    **CLIP_PIXELS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_slice_nums": 9, "patch_size": 14,
+    "scale_resolution": 448, "slice_mode": True, "use_image_id": True,
+}  # fmt: skip
+
+
+class MiniCPMImages(tiles.TiledImages):
+    """The rule of transformers' MiniCPMV4_6ImageProcessorPil: an image has an overview of its own shape, of
+    about `scale_resolution`² pixels, and a larger one slices of such a size as well. `settings` are those of
+    preprocessor_config.json; those of `video` are kept for saving."""
+
+    image_token = IMAGE
+    flat = own_sizes = whole_first = True
+
+    def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None, kind: str = NAME):
+        own = _DEFAULTS | {"downsample_mode": _MODES[kind]}
+        self.settings = own | {key: settings[key] for key in own if settings.get(key) is not None}
+        self.video, self.kind = video, kind
+        with tiles.reading_settings(self.settings):
+            self._resample, self._values = tiles.pixel_rule(self.settings)
+            self.patch, self.resolution = (int(self.settings[of]) for of in ("patch_size", "scale_resolution"))
+            self.most = int(self.settings["max_slice_nums"]) if self.settings["slice_mode"] else 1
+        self.merge = 2 if self.settings["downsample_mode"] == "4x" else 4
+        self.factor, self.longest_side = self.patch * self.merge, self.resolution * self.most
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
+        images = self.settings | {"image_processor_type": PROCESSORS[self.kind][1]}
+        mode = {"downsample_mode": self.settings["downsample_mode"]}
+        video = self.video or mode | {"video_processor_type": f"{_CLASS[self.kind]}VideoProcessor"}
+        described = {"image_processor": images, "video_processor": video}
+        return SavedProcessor(tokenizer, chat_template, IMAGE, described, roles=ROLES)
+
+    def within(self, positions: int) -> MiniCPMImages:
+        if positions < 1:
+            raise ProcessorError(f"expected at least one position, got {positions}")
+        # A part of a × b positions is rounded to (a + 1/2) · (b + 1/2) at most, where a · b is `along`².
+        along, settings = self.resolution / self.factor, dict(self.settings)
+        each = along * (along + 1.25) + 0.25  # unless it is more than four times as long as wide
+        settings["max_slice_nums"] = max(1, min(self.most, int(positions // each) - 1))
+        if each > positions:
+            settings["scale_resolution"] = int(self.factor * (math.sqrt(4 * positions + 0.5625) - 1.25) / 2)
+        return MiniCPMImages(settings, self.video, self.kind)
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        count = min(math.ceil(width * height / self.resolution**2), self.most)
+        if count <= 1:
+            return self.uncut
+        counts = [one for one in (count - 1, count, count + 1) if 1 < one <= self.most]
+        grids = [(rows, one // rows) for one in counts for rows in range(1, one + 1) if one % rows == 0]
+        # Of two that relate to the image's sides alike, the one of more rows.
+        apart = lambda rows, columns: abs(math.log(width / height) - math.log(columns / rows))
+        return min(grids, key=lambda grid: (apart(*grid), -grid[0]))
+
+    def _size(self, height: int, width: int, grows: bool) -> tuple[int, int]:
+        """Height and width of a part. A small one keeps its own, rounded, unless it `grows`."""
+        if grows or height * width > self.resolution**2:
+            aspect = width / height
+            height = int(self.resolution / math.sqrt(aspect))
+            width = int(height * aspect)
+        high, wide = (max(round(side / self.factor), 1) * self.factor for side in (height, width))
+        return high, wide
+
+    def plan(self, width: int, height: int) -> tiles.Visual:
+        grid = self.grid(width, height)
+        parts = tiles.Parts.planned(1, *self._size(height, width, grid == self.uncut))
+        if grid != self.uncut:
+            cell = (max(round(side / count), 1) for side, count in zip((height, width), grid))
+            slices = tiles.Parts.planned(math.prod(grid), *self._size(*cell, True))
+            parts = tiles.Parts.cat((parts, slices))
+        return tiles.Visual(parts, self.positions(parts), grid, (width, height))
+
+    def positions(self, parts: tiles.Parts) -> int:
+        return sum(math.prod(part.pixels.shape[1:]) for part in parts) // self.factor**2
+
+    def cut(self, image: Image.Image) -> tiles.Visual:
+        planned = self.plan(*image.size)
+        (rows, columns), sizes = planned.grid, [part.pixels.shape[1:] for part in planned.parts]
+        parts = [self._resized(image, *sizes[0])[None]]
+        if planned.grid != self.uncut:
+            high, wide = sizes[1]
+            grown = self._resized(image, rows * high, columns * wide).view(3, rows, high, columns, wide)
+            parts.append(grown.permute(1, 3, 0, 2, 4).reshape(-1, 3, high, wide))
+        return replace(planned, parts=tiles.Parts.cat(tiles.Parts.of(one, self._values) for one in parts))
+
+    def _resized(self, image: Image.Image, height: int, width: int) -> Tensor:
+        return tiles.pixels_of(image.resize((width, height), self._resample))
+
+    def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
+        first, *others = (IMAGE * self.positions(tiles.Parts((part,))) for part in visual.parts)
+        slices, columns = [f"{SLICE}{one}{SLICE_END}" for one in others], visual.grid[1]
+        lines = ("".join(slices[at : at + columns]) for at in range(0, len(slices), columns))
+        name = f"{ID}{index}{ID_END}" if self.settings["use_image_id"] else ""
+        return name + START + first + END + "\n".join(lines)
+
+
+image_rule = lambda settings, config: MiniCPMImages(settings)  # where there is no folder
+
+
+def open_images(opened: Opened) -> tuple[MiniCPMImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint."""
+    video = opened.json("processor_config.json").get("video_processor")
+    video = video or opened.json("video_preprocessor_config.json")
+    images = MiniCPMImages(image_settings(opened), video, opened.config["model_type"])
+    return images, open_with(opened, (IMAGE, START, END, SLICE, SLICE_END, ID, ID_END)), chat_template(opened)
