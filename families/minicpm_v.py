@@ -159,7 +159,9 @@ class MiniCPMImages(tiles.TiledImages):
         self.video, self.kind = video, kind
         with tiles.reading_settings(self.settings):
             self._resample, self._values = tiles.pixel_rule(self.settings)
-            self.patch, self.resolution = (int(self.settings[of]) for of in ("patch_size", "scale_resolution"))
+            self.patch, self.resolution = (
+                int(self.settings[of]) for of in ("patch_size", "scale_resolution")
+            )
             self.most = int(self.settings["max_slice_nums"]) if self.settings["slice_mode"] else 1
         self.merge = 2 if self.settings["downsample_mode"] == "4x" else 4
         self.factor, self.longest_side = self.patch * self.merge, self.resolution * self.most

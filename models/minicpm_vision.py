@@ -83,8 +83,8 @@ class MiniCPMVisionTransformer(PackedVisionTransformer):
         self.window_merger = WindowMerger(config)
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Normalised images (C, H, W), each of its own size, multiples of patch_size · merge_size, to features
-        (P, D) of their patches, or where the window merger runs (P / 4, D)."""
+        """Normalised images (C, H, W), of own sizes, multiples of patch_size · merge_size, to features
+        of their patches (P, D), or where the window merger runs (P / 4, D)."""
         weight = self.patch_embedding.weight
         given = self.arrange([image.to(weight.device, weight.dtype) for image in images])
         # Of the weights' dtype: under autocast products are narrower, and hidden states stay float32.
@@ -96,8 +96,8 @@ class MiniCPMVisionTransformer(PackedVisionTransformer):
         return self.norm(x)
 
     def arrange(self, images: Sequence[Tensor]) -> Arranged:
-        """The input of the first layer. Of the square table of positions a patch takes the one at its share of
-        the image's height and width (transformers' Idefics2)."""
+        """The input of the first layer. A patch has the position that lies in the square table of them where
+        the patch lies in the image."""
         config, table = self.config, self.position_embedding.weight
         side, patches, places = config.table_side, [], []
         for image in images:
@@ -128,6 +128,8 @@ def nearest(count: int, side: int) -> Tensor:
 
 def projector(config: MiniCPMVisionConfig, width: int) -> nn.Sequential:
     """Rounds that make one of four patches each, the last of them embeddings of a width."""
-    square = PackedVisionConfig(hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads)
+    square = PackedVisionConfig(
+        hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads
+    )
     widths = [*[config.hidden_size] * (config.merger_times - 1), width]
     return nn.Sequential(*(PatchMerger(square, one, "block") for one in widths))

@@ -42,10 +42,17 @@ def hf_config(seed: int = 0, kind: str = "minicpmv4_6") -> Any:
     draw, rounds = random.Random(seed), 1 + (seed % 3 == 2)
     heads = draw.choice([2, 3, 4])
     layers = draw.randint(2, 4)
-    vision = {"hidden_size": 8 * heads, "intermediate_size": draw.choice([40, 52]), "num_hidden_layers": layers}
-    vision |= {"num_attention_heads": heads, "image_size": PATCH * draw.choice([5, 6, 9]), "patch_size": PATCH}
+    vision = {
+        "hidden_size": 8 * heads,
+        "intermediate_size": draw.choice([40, 52]),
+        "num_hidden_layers": layers,
+    }
+    vision |= {
+        "num_attention_heads": heads,
+        "image_size": PATCH * draw.choice([5, 6, 9]),
+        "patch_size": PATCH,
+    }
     text = qwen_checkpoints.hf_config("qwen3_5", seed).text_config.to_dict()
-    text["pad_token_id"] = 2
     text["rope_parameters"].pop("mrope_section")
     return CLASSES[kind][0](
         text_config=text,
@@ -87,9 +94,9 @@ def save_hf(folder: Path, seed: int = 0, kind: str = "minicpmv4_6") -> nn.Module
     return model
 
 
-def transformers_inputs(images: Sequence[Tensor]) -> dict[str, Tensor]:
+def transformers_inputs(images: Sequence[Tensor], side: int = PATCH) -> dict[str, Tensor]:
     """Images (3, H, W) as transformers' processor gives them: patches row by row, side by side."""
-    cut = [image.unflatten(2, (-1, PATCH)).unflatten(1, (-1, PATCH)) for image in images]
+    cut = [image.unflatten(2, (-1, side)).unflatten(1, (-1, side)) for image in images]
     sizes = [(one.shape[1], one.shape[3]) for one in cut]
-    pixels = torch.cat([one.transpose(1, 2).reshape(3, PATCH, -1) for one in cut], 2)
+    pixels = torch.cat([one.transpose(1, 2).reshape(3, side, -1) for one in cut], 2)
     return {"pixel_values": pixels[None], "target_sizes": torch.tensor(sizes)}

@@ -8,7 +8,14 @@ from torch import nn
 
 from data.processor import Processor
 from models import VisionLanguageModel
-from tests import gemma4_checkpoints, lfm2_checkpoints, minicpm_checkpoints, qwen_checkpoints, test_internvl, tiny
+from tests import (
+    gemma4_checkpoints,
+    lfm2_checkpoints,
+    minicpm_checkpoints,
+    qwen_checkpoints,
+    test_internvl,
+    tiny,
+)
 from tests.invariants import answers, new_cache
 from tests.processors import draw_image
 

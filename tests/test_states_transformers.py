@@ -1,5 +1,5 @@
-"""Qwen3.5, LFM2-VL and MiniCPM-V of many small random configs: all at once as transformers' chunked forms have it, and
-token by token as its recurrent ones."""
+"""Qwen3.5, LFM2-VL and MiniCPM-V of many small random configs: all at once as transformers' chunked forms
+have it, and token by token as its recurrent ones."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ CASES = [(kind, seed) for kind, count in zip(SAVES, (28, 40, 12)) for seed in ra
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """Inputs of three conversations of unequal lengths with images, or of the first, of one of four kinds."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in SAVES}
-    for kind, folder in folders.items():
-        SAVES[kind](folder, 0)
-    processors = {kind: Processor.from_pretrained(folder) for kind, folder in folders.items()}
 
     @cache
-    def prepare(kind: str, number: int, alone: bool) -> dict:
+    def processor(kind: str, seed: int) -> Processor:
+        SAVES[kind](folder := tmp_path_factory.mktemp(kind), seed)
+        return Processor.from_pretrained(folder)
+
+    @cache
+    def prepare(kind: str, number: int, alone: bool, seed: int) -> dict:
         draw, asked = random.Random(number), []
         for row, words in enumerate(("how many red squares are there", "are there two", "and circles")):
             count = draw.randint(row == 0, 2)
             images = [draw_image(draw.randint(8, 120), draw.randint(8, 90), image) for image in range(count)]
             parts = [{"type": "image", "image": image} for image in images]
             asked.append(user(*parts, " ".join([words] * draw.randint(1, 12))))
-        return processors[kind].prepare(asked[:1] if alone else asked)
+        return processor(kind, seed).prepare(asked[:1] if alone else asked)
 
     return prepare
 
@@ -50,11 +51,14 @@ def test_logits_and_tokens_are_those_of_transformers(kind, seed, prepared, tmp_p
     theirs, new = SAVES[kind](tmp_path, seed), 10
     ours = VisionLanguageModel.from_pretrained(tmp_path)
     # Where a convolution has a bias, padding has inputs in transformers: no row is padded then.
-    inputs = prepared(kind, seed % 4, ours.config.text.conv_bias)
+    inputs = prepared(kind, seed % 4, ours.config.text.conv_bias, seed * (kind == "minicpmv4_6"))
     if kind != "qwen3_5":
         images = inputs["pixel_values"].to("cpu", torch.float32)
         given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        given |= lfm2_checkpoints.transformers_inputs(images, ours.config.vision.patch_size)
+        if kind == "lfm2_vl":
+            given |= lfm2_checkpoints.transformers_inputs(images, ours.config.vision.patch_size)
+        else:
+            given |= minicpm_checkpoints.transformers_inputs(images)
     else:
         given = for_transformers(inputs, ours.config)
     real = inputs["attention_mask"].bool()
