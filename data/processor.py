@@ -31,9 +31,10 @@ from data.errors import ImageError, ProcessorError, PromptError
 from data.image_rules import Images
 from data.images import ImageLimits, describe, load_image
 from data.model_inputs import EncodedConversation, ModelInputs, collate
+from data.reading import Reading, reading_of
 from data.thinking import ThinkingMarks
 from data.tiles import Parts, Visual
-from data.tokenizer import AnyTokenizer, FolderTokenizer, no_panic, turn_ends
+from data.tokenizer import AnyTokenizer, no_panic, turn_ends
 from data.tools import Tool
 from data.video import Clip
 from data.visuals import clip_of, open_video, open_visual
@@ -72,9 +73,10 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         coordinates: Any = None,
         generation_config: Mapping[str, Any] = {},
+        reading: Reading | None = None,
     ):
         self.images, self.tokenizer, self.limits, self.coordinates = images, tokenizer, limits, coordinates
-        self.generation_config = generation_config
+        self.generation_config, self.said_reading = generation_config, reading
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None and config.vision.num_hidden_layers:
@@ -127,7 +129,8 @@ class Processor:
                         f"generation_config.json: image_order: expected first or last, got {order!r}"
                     )
                 forms = coordinates_of(described, generation)
-                return cls(images, tokenizer, template, config, limits, forms, generation)
+                reading = getattr(family, "READING", {}).get(described.get("model_type"))
+                return cls(images, tokenizer, template, config, limits, forms, generation, reading)
         except ProcessorError:
             raise
         except CheckpointError as error:  # which names the file
@@ -138,6 +141,8 @@ class Processor:
             said = f"{type(error).__name__}: {one_line(error, 300)}"
             raise ProcessorError(f"{place}: its processor cannot be opened ({said})") from error
 
+    reading = cached_property(reading_of)  # how it is asked to read a page, and what it answers
+
     @property
     def thinking(self) -> ThinkingMarks | None:
         """The markers of what its model thinks before it answers; None where it does not."""
@@ -146,9 +151,7 @@ class Processor:
     @cached_property
     def hf_processor(self) -> Any:
         """transformers' processor, for saving, made when first asked for; None where it has none."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, FolderTokenizer):
-            tokenizer = tokenizer.transformers_tokenizer
+        tokenizer = getattr(self.tokenizer, "transformers_tokenizer", self.tokenizer)
         return self.images.transformers(tokenizer, self.chat.chat_template)
 
     # --------------------------------------------------------------------------------------------- in
@@ -241,9 +244,8 @@ class Processor:
         think: bool = False,
         tools: Sequence[Tool] = (),
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles. `label` names it in error messages. `think`: the
-        prompt asks for thinking. `tools`: it speaks of them. Raises ThinkingError for a model that has
-        no thinking."""
+        """One conversation's ids, assistant mask and tiles. `label` names it in errors. `think`: the prompt
+        asks for thinking. `tools`: it speaks of them. Raises ThinkingError for a model without thinking."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
@@ -339,9 +341,7 @@ class Processor:
     # -------------------------------------------------------------------------------------------- out
     def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of one row of ids (T,): what `inference.answer.TextStream` gives in pieces."""
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        return self.tokenizer.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
 def coordinates_of(config: Mapping, generation: Mapping) -> Any:

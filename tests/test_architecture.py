@@ -72,6 +72,7 @@ FLOORS = {
         "data.conversation",
         "data.labels",
         "data.plain_calls",
+        "data.reading",
         "data.templates",
         "data.thinking",
         "data.tools",
