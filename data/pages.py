@@ -39,7 +39,9 @@ class Pages(Protocol):
 def open_pages(source: Path | bytes, name: str, limits: ImageLimits = ImageLimits()) -> Pages:  # noqa: B008
     """The pages of a file or of its bytes, which errors call `name`."""
     if isinstance(source, Path) and not source.is_file():
-        raise ImageError(f"{name}: expected a PDF or an image, got {'no' if source.exists() else 'no such'} file")
+        raise ImageError(
+            f"{name}: expected a PDF or an image, got {'no' if source.exists() else 'no such'} file"
+        )
     file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
     try:
         head = file.read(1024)
