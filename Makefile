@@ -22,6 +22,8 @@ CUDA_PY ?= $(CUDA_VENV)/bin/python
 CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
 
 export IMAGE QUESTION
+# Where it is set, each of the tests' processes would compile every module again: seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: answer demo serve test test-all types quick-tests slow-tests cuda-check cuda-interpreted cuda-compiled soak train clean
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from generation.scheduler import Scheduler
 from tests.house import json_lines
 from tests.processors import draw_image
 
