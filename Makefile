@@ -86,12 +86,12 @@ $(INSTALLED): requirements.txt
 	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 
-# Its stamp holds all three files: a change of any installs again.
-$(TESTED): requirements-dev.txt requirements-video.txt $(INSTALLED)
+# Its stamp holds all four files: a change of any installs again.
+$(TESTED): requirements-dev.txt requirements-video.txt requirements-read.txt $(INSTALLED)
 	@cat $^ | cmp -s - $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cat $^ > $@
 
-$(CUDA_INSTALLED): requirements.txt requirements-dev.txt requirements-video.txt requirements-cuda-check.txt
+$(CUDA_INSTALLED): requirements.txt requirements-dev.txt requirements-video.txt requirements-read.txt requirements-cuda-check.txt
 	@test -x $(CUDA_VENV)/bin/pip || $(PYTHON) -m venv $(CUDA_VENV)
 	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cuda-check.txt
