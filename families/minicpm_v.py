@@ -20,7 +20,7 @@ from data import tiles
 from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import AnyTokenizer, image_settings, open_with
-from families import keys, qwen3_5
+from families import keys, qwen3_5, qwen_vl
 from families.qwen_vl import positions
 from families.resizing import CLIP_PIXELS
 from families.saving import SavedProcessor, write_config
@@ -29,7 +29,7 @@ from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
-from models.minicpm_vision import MiniCPMVisionConfig, MiniCPMVisionTransformer, projector
+from models.packed_vision_transformer import PackedVisionConfig, PatchMerger
 
 __all__ = ["positions"]
 
@@ -39,19 +39,16 @@ MODEL_TYPES = (NAME,)
 BOX_FORMS: dict[str, str] = {}
 GGUF: dict[str, Any] = {}
 MLX: dict[str, str] = {}
-_CLASS = {NAME: "MiniCPMV4_6"}
-PROCESSORS = {kind: (f"{name}Processor", f"{name}ImageProcessor") for kind, name in _CLASS.items()}
+CLASSES = {NAME: "MiniCPMV4_6"}
+PROCESSORS = {kind: (f"{name}Processor", f"{name}ImageProcessor") for kind, name in CLASSES.items()}
 IGNORABLE = re.compile(r"lm_head\.weight|(model\.)?mtp\..*")
-# Defaults are those of transformers' MiniCPMV4_6Config and MiniCPMV4_6VisionConfig.
-_OWN = {
-    "insert_layer_id": keys.Key("insert_layer_id", 6),
-    "merger_times": keys.Key("merger_times", 1),
-}
+# Defaults are those of transformers' MiniCPMV4_6VisionConfig and MiniCPMV4_6Config.
 _VISION = keys.same(
     hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, num_channels=3,
     patch_size=16,
 ) | {"norm_eps": keys.Key("layer_norm_eps", 1e-6)}  # fmt: skip
-_MODES = {NAME: "16x"}
+_INSERTED = {"insert_layer": keys.Key("insert_layer_id", 6)}
+MODES = {NAME: "16x"}  # patches that become one position; "4x": the window merger is left out
 _MARKERS = {"video_token_id": 248_057}
 # Other values need code that is not here.
 _PLAIN = {"merge_kernel_size": [2, 2]}
@@ -60,66 +57,75 @@ _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh", "window_kernel_size": [2, 2]
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
-    kind, vision = config["model_type"], keys.section(config, "vision_config")
+    kind, vision, own = config["model_type"], keys.section(config, "vision_config"), keys.present(config)
     keys.expect(config, _PLAIN)
     keys.expect(vision, _PLAIN_VISION)
-    values = keys.read(vision, _VISION) | keys.read(config, _OWN)
-    tower = MiniCPMVisionConfig(
+    values = keys.read(vision, _VISION) | keys.read(config, _INSERTED)
+    inserts = own.get("downsample_mode", MODES[kind]) != "4x"
+    tower = PackedVisionConfig(
         **values,
+        inserts=inserts,
+        merge_size=2 ** (own.get("merger_times", 1) + inserts),
+        temporal_patch_size=1,
         table_side=keys.present(vision).get("image_size", 224) // values["patch_size"],
-        downsample_mode=keys.present(config).get("downsample_mode", _MODES[kind]),
-        kind=kind,
+        table_fit="nearest",
+        rotary=False,
+        last_norm=True,
     )
     text = qwen3_5.read_text(keys.section(config, "text_config"), places=False)
-    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": kind, "vision": tower, "scale_factor": 1}
     return vlm_config(config, generation, 248_056, False, text, _MARKERS, **parts)
 
 
+def _rounds(vision: PackedVisionConfig) -> int:
+    """Rounds of the projector, each of which makes one of four patches."""
+    return vision.merge_size.bit_length() - 1 - vision.inserts
+
+
 _NAMES = {
-    "vision_model.patch_embedding.": "model.vision_tower.embeddings.patch_embedding.",
-    "vision_model.position_embedding.": "model.vision_tower.embeddings.position_embedding.",
     "vision_model.layers.": "model.vision_tower.encoder.layers.",
     "vision_model.norm.": "model.vision_tower.post_layernorm.",
     "vision_model.window_merger.": "model.vision_tower.vit_merger.",
+    "vision_model.": "model.vision_tower.embeddings.",
     "projector.": "model.merger.mlp.",
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.language_model.",
 }
 _INSIDE = {
-    "vision_model.layers.": {".norm": ".layer_norm"},
-    "vision_model.window_merger.": {".norm1.": ".layer_norm1.", ".norm2.": ".pre_norm.", ".fc": ".linear_"},
-    "projector.": {".norm.": ".pre_norm.", ".fc": ".linear_"},
-    "language_model.": {".conv_weight": ".conv1d.weight"},
+    "vision_model": {".norm1.": ".layer_norm1.", ".norm2.": ".layer_norm2."},
+    "projector": {".norm.": ".pre_norm.", ".fc": ".linear_"},
+    "language_model": {".conv_weight": ".conv1d.weight"},
 }
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """The place of each of our tensors."""
-    inside = lambda name: next((one for front, one in _INSIDE.items() if name.startswith(front)), {})
-    return lambda name: StoredTensor(rename(name, _NAMES, inside(name)))
+    return lambda name: StoredTensor(rename(name, _NAMES, _INSIDE[name.partition(".")[0]]))
 
 
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
     """Tower, projector and text."""
-    text = LanguageModel(config.text, config.tie_word_embeddings)
-    return MiniCPMVisionTransformer(config.vision), projector(config.vision, config.text.hidden_size), text
+    tower, _, text = qwen_vl.build(config)
+    patches: Any = tower.patch_embedding
+    patches.weight = nn.Parameter(patches.weight.data.squeeze(2))  # of a convolution without frames
+    square = replace(config.vision, merge_size=2)
+    widths = [*[square.hidden_size] * (_rounds(config.vision) - 1), config.text.hidden_size]
+    return tower, nn.Sequential(*(PatchMerger(square, width, "block") for width in widths)), text
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' class for this model."""
-    tower: MiniCPMVisionConfig = config.vision
-    own = keys.write(tower, _OWN)
+    kind, tower = config.family, config.vision
     vision = {
-        "model_type": f"{tower.kind}_vision",
+        "model_type": f"{kind}_vision",
         "image_size": tower.table_side * tower.patch_size,
         **_PLAIN_VISION,
-        **keys.write(tower, _VISION),
-        "insert_layer_id": tower.insert_layer_id,
+        **keys.write(tower, _VISION | _INSERTED),
     }
-    architecture = f"{_CLASS[tower.kind]}ForConditionalGeneration"
-    more: dict[str, Any] = {**_PLAIN, **own, "downsample_mode": tower.downsample_mode}
-    text = qwen3_5.write_text_section(config, dtype)
-    return write_config(config, dtype, architecture, tower.kind, text, vision, _MARKERS, **more)
+    more: dict[str, Any] = _PLAIN | keys.write(tower, _INSERTED)
+    more |= {"merger_times": _rounds(tower), "downsample_mode": "16x" if tower.inserts else "4x"}
+    architecture, text = f"{CLASSES[kind]}ForConditionalGeneration", qwen3_5.write_text_section(config, dtype)
+    return write_config(config, dtype, architecture, kind, text, vision, _MARKERS, **more)
 
 
 def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
@@ -154,7 +160,7 @@ class MiniCPMImages(tiles.TiledImages):
     flat = own_sizes = whole_first = True
 
     def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None, kind: str = NAME):
-        own = _DEFAULTS | {"downsample_mode": _MODES[kind]}
+        own = _DEFAULTS | {"downsample_mode": MODES[kind]}
         self.settings = own | {key: settings[key] for key in own if settings.get(key) is not None}
         self.video, self.kind = video, kind
         with tiles.reading_settings(self.settings):
@@ -169,7 +175,7 @@ class MiniCPMImages(tiles.TiledImages):
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         images = self.settings | {"image_processor_type": PROCESSORS[self.kind][1]}
         mode = {"downsample_mode": self.settings["downsample_mode"]}
-        video = self.video or mode | {"video_processor_type": f"{_CLASS[self.kind]}VideoProcessor"}
+        video = self.video or mode | {"video_processor_type": f"{CLASSES[self.kind]}VideoProcessor"}
         described = {"image_processor": images, "video_processor": video}
         return SavedProcessor(tokenizer, chat_template, IMAGE, described, roles=ROLES)
 

@@ -30,7 +30,11 @@ class PackedVisionConfig(Checked):
     """A vision transformer over images of their own grids: patches of several stand one after another."""
 
     may_be_zero: ClassVar = ("num_hidden_layers", "table_side", "window")
-    choices: ClassVar = {"norm": ("layer", "rms"), "merger_norm": ("patch", "block", "none")}
+    choices: ClassVar = {
+        "norm": ("layer", "rms"),
+        "merger_norm": ("patch", "block", "none"),
+        "table_fit": ("corners", "edges", "picture", "nearest"),
+    }
 
     hidden_size: int = 1024
     intermediate_size: int = 4096
@@ -46,12 +50,16 @@ class PackedVisionConfig(Checked):
     patch_bias: bool = True
     channels_last: bool = False  # a patch is flattened pixel by pixel, not colour by colour (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
-    table_antialias: bool = False  # it is resized as a picture, edges aligned; else with corners aligned
+    # How it is stretched to a grid: corner on corner, edge on edge, or so and smoothed as a picture is; or
+    # a patch has the place of the table that it lies in.
+    table_fit: str = "corners"
     rope_theta: float = 10_000.0
     rotary: bool = True  # queries and keys are rotated by row and column
     last_norm: bool = False
     window: int = 0  # patches along a side of an attention window; 0: layers attend to the whole image
     whole_layers: tuple[int, ...] = ()  # layers without windows
+    insert_layer: int | None = None  # after which a window merger makes one patch of four (MiniCPM-V)
+    inserts: bool = True  # else the window merger is there, and left out
     taps: tuple[int, ...] = ()  # layers whose output goes to the first layers of the text part as well
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
     # The projector:
@@ -70,6 +78,8 @@ class PackedVisionConfig(Checked):
             layers = getattr(self, name)
             fits = list(layers) == sorted({*layers} & {*range(self.num_hidden_layers)})
             require(self, fits, name, f"some of {self.num_hidden_layers} layers, in ascending order")
+        fits = self.insert_layer in (None, *range(self.num_hidden_layers)) or not self.inserts
+        require(self, fits, "insert_layer", f"one of {self.num_hidden_layers} layers, from 0 on")
 
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""
@@ -133,6 +143,23 @@ class PackedBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class WindowMerger(nn.Module):
+    """Squares of four patches (P, D), which attend to one another, to one each (P / 4, D)."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        width, inner = config.hidden_size, 4 * config.intermediate_size
+        self.self_attn = PackedAttention(config)
+        self.norm1, self.pre_norm = norm_of(config), nn.LayerNorm(4 * width, eps=config.norm_eps)
+        self.linear_1, self.linear_2 = nn.Linear(4 * width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), None, [4] * (len(x) // 4))
+        squares = x.unflatten(0, (-1, 4))
+        inner = F.gelu(self.linear_1(self.pre_norm(squares.flatten(1))), approximate="tanh")
+        return squares.mean(1) + self.linear_2(inner)
+
+
 class PatchEmbedding(nn.Module):
     """Pictures in pairs, as the frames of a video come: a still is a pair of itself."""
 
@@ -176,6 +203,7 @@ class PackedVisionTransformer(nn.Module):
         side = config.table_side
         self.position_embedding = nn.Embedding(side**2, config.hidden_size) if side else None
         self.layers = nn.ModuleList(PackedBlock(config) for _ in range(config.num_hidden_layers))
+        self.window_merger = None if config.insert_layer is None else WindowMerger(config)
         self.norm = norm_of(config) if config.last_norm else None
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
@@ -183,7 +211,8 @@ class PackedVisionTransformer(nn.Module):
         of a video that go together, (C, F, H, W).
 
         Returns (P, 1 + taps, D): of each patch the last layer's output, and before it those of the layers in
-        `config.taps`. The patches of an image stand block by block, block_order says how.
+        `config.taps`. The patches of an image stand block by block, block_order says how, or in nested
+        squares. Where a window merger runs, they are P / 4.
         """
         if len({image.dim() for image in images}) > 1:
             return torch.cat([self([image]) for image in images])
@@ -193,10 +222,12 @@ class PackedVisionTransformer(nn.Module):
         x = self.patch_embedding(given.patches).to(weight.dtype)
         if given.places is not None:
             x = x + given.places.to(weight.dtype)
-        kept = []
+        kept, whole = [], given.whole
         for index, layer in enumerate(self.layers):
             windowed = self.config.window and index not in self.config.whole_layers
-            x = layer(x, given.rope, given.windows if windowed else given.whole)
+            x = layer(x, given.rope, given.windows if windowed else whole)
+            if self.window_merger and self.config.inserts and index == self.config.insert_layer:
+                x, whole = self.window_merger(x), [length // 4 for length in whole]
             if index in self.config.taps:
                 kept.append(x)
         if self.norm is not None:
@@ -215,6 +246,9 @@ class PackedVisionTransformer(nn.Module):
             places = torch.cat([interpolated(self.position_embedding.weight, grid, config) for grid in grids])
         rope = axial_rope(grids, config, device) if config.rotary else None
         whole = [rows * columns for rows, columns in grids]
+        if places is not None and self.window_merger:
+            order = nested_order(len(patches), config.merge_size).to(device)
+            patches, places = patches[order], places[order]
         if not config.window:
             return Arranged(patches, places, rope, whole, whole, None)
         order, windows = windows_of(grids, config)
@@ -243,20 +277,39 @@ def block_order(grid: Grid, merge: int) -> Tensor:
     return torch.stack((index // columns, index % columns), dim=1)
 
 
+def nested_order(patches: int, merge: int) -> Tensor:
+    """(P,): indices of patches that stand block by block, each of merge² read row by row, in the order of
+    squares of 2 × 2 within squares of 4 × 4, and so on."""
+    rounds = merge.bit_length() - 1
+    halvings = zip(range(1, rounds + 1), range(rounds + 1, 2 * rounds + 1))  # of a block's rows, its columns
+    blocks = torch.arange(patches).view(-1, *[2] * (2 * rounds))
+    return blocks.permute(0, *(axis for pair in halvings for axis in pair)).flatten()
+
+
 def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tensor:
     """A square table of learned positions (side², D) stretched to a grid: (P, D)."""
     side = config.table_side
     order = block_order(grid, config.merge_size).to(table.device)
-    if config.table_antialias:
+    if config.table_fit == "nearest":  # as transformers computes it, in float32
+        edges = torch.arange(1 / side, 1.0, 1 / side)
+        shares = (torch.arange(count) / count for count in grid)
+        rows, columns = (torch.bucketize(share, edges, right=True).to(table.device) for share in shares)
+        return table[rows[order[:, 0]] * side + columns[order[:, 1]]]
+    if config.table_fit == "picture":
         picture = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
         stretched = F.interpolate(picture, grid, mode="bilinear", align_corners=False, antialias=True)
         return stretched[0, :, order[:, 0], order[:, 1]].T.to(table.dtype)
     total = table.new_zeros(len(order), table.shape[1])
     taps = []
     for axis in (0, 1):
-        place = order[:, axis].float() * (side - 1) / max(grid[axis] - 1, 1)
+        place = order[:, axis].float()
+        if config.table_fit == "edges":
+            place = (place + 0.5) * side / grid[axis] - 0.5
+        else:
+            place = place * (side - 1) / max(grid[axis] - 1, 1)
         low = place.floor().long()
-        taps.append(((low, 1 - (place - low)), ((low + 1).clamp(max=side - 1), place - low)))
+        above = (low + 1).clamp(max=side - 1), place - low
+        taps.append(((low.clamp(min=0), 1 - (place - low)), above))
     for row, row_weight in taps[0]:
         for column, column_weight in taps[1]:
             total = total + table[row * side + column] * (row_weight * column_weight)[:, None]

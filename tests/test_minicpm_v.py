@@ -45,7 +45,7 @@ def test_what_is_saved_is_what_transformers_computes(seed, tmp_path):
     given |= transformers_inputs(inputs["pixel_values"].to("cpu", torch.float32))
     real = inputs["attention_mask"].bool()
     expected = theirs(**given).logits[real]
-    assert (ours(**inputs).logits[real] - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (ours(**inputs).logits[real] - expected).abs().max() <= 1e-4 * (expected.max() - expected.min())
     ours.save_pretrained(tmp_path / "saved", processor)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved")
     assert torch.equal(again(**given).logits[real], expected)
@@ -104,7 +104,7 @@ def test_every_tensor_of_the_published_shapes_has_its_place(kind):
     written = minicpm_v.write(ours, "bfloat16")
     assert read_config(written, kind, {}) == ours
     again = AutoConfig.for_model(**written)
-    assert again.vision_config.to_dict() == whole.vision_config.to_dict() | {"dtype": torch.bfloat16}
+    assert again.vision_config.to_dict() == whole.vision_config.to_dict() | {"dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
