@@ -1,8 +1,7 @@
 """Families of checkpoints: a module for each, with all that is its own.
 
-A model finds its family by its config, `FAMILIES[config.family]`, a checkpoint by its config.json
-(`family_of`); nothing outside of this folder knows one by name. The members of a family are listed, with an
-example, in docs/add-a-family.md.
+A model finds its family by its config, `FAMILIES[config.family]`, a checkpoint by its config.json. Nothing
+outside of this folder knows one by name. docs/add-a-family.md lists the members of a family.
 """
 
 from __future__ import annotations
