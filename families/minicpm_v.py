@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,11 +36,10 @@ __all__ = ["positions"]
 
 NAME = "minicpmv4_6"
 TITLE = "transformers MiniCPM-V 4.6"
-MODEL_TYPES = (NAME,)
-BOX_FORMS: dict[str, str] = {}
-GGUF: dict[str, Any] = {}
-MLX: dict[str, str] = {}
 CLASSES = {NAME: "MiniCPMV4_6"}
+MODEL_TYPES = (*CLASSES,)
+BOX_FORMS: dict[str, Any] = {}
+GGUF = MLX = BOX_FORMS
 PROCESSORS = {kind: (f"{name}Processor", f"{name}ImageProcessor") for kind, name in CLASSES.items()}
 IGNORABLE = re.compile(r"lm_head\.weight|(model\.)?mtp\..*")
 # Defaults are those of transformers' MiniCPMV4_6VisionConfig and MiniCPMV4_6Config.
@@ -48,7 +48,7 @@ _VISION = keys.same(
     patch_size=16,
 ) | {"norm_eps": keys.Key("layer_norm_eps", 1e-6)}  # fmt: skip
 _INSERTED = {"insert_layer": keys.Key("insert_layer_id", 6)}
-MODES = {NAME: "16x"}  # patches that become one position; "4x": the window merger is left out
+_MODES = {NAME: "16x"}  # patches that become one position; "4x": the window merger is left out
 _MARKERS = {"video_token_id": 248_057}
 # Other values need code that is not here.
 _PLAIN = {"merge_kernel_size": [2, 2]}
@@ -61,7 +61,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     keys.expect(config, _PLAIN)
     keys.expect(vision, _PLAIN_VISION)
     values = keys.read(vision, _VISION) | keys.read(config, _INSERTED)
-    inserts = own.get("downsample_mode", MODES[kind]) != "4x"
+    inserts = own.get("downsample_mode", _MODES[kind]) != "4x"
     tower = PackedVisionConfig(
         **values,
         inserts=inserts,
@@ -71,15 +71,11 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         table_fit="nearest",
         rotary=False,
         last_norm=True,
+        kind=kind,
     )
     text = qwen3_5.read_text(keys.section(config, "text_config"), places=False)
-    parts: dict[str, Any] = {"family": kind, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     return vlm_config(config, generation, 248_056, False, text, _MARKERS, **parts)
-
-
-def _rounds(vision: PackedVisionConfig) -> int:
-    """Rounds of the projector, each of which makes one of four patches."""
-    return vision.merge_size.bit_length() - 1 - vision.inserts
 
 
 _NAMES = {
@@ -104,28 +100,28 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
 
 
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
-    """Tower, projector and text."""
+    """Tower, projector and text. Each round of the projector makes one of four patches."""
     tower, _, text = qwen_vl.build(config)
     patches: Any = tower.patch_embedding
     patches.weight = nn.Parameter(patches.weight.data.squeeze(2))  # of a convolution without frames
     square = replace(config.vision, merge_size=2)
-    widths = [*[square.hidden_size] * (_rounds(config.vision) - 1), config.text.hidden_size]
+    widths = [*[square.hidden_size] * (config.vision.merger_times - 1), config.text.hidden_size]
     return tower, nn.Sequential(*(PatchMerger(square, width, "block") for width in widths)), text
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' class for this model."""
-    kind, tower = config.family, config.vision
+    tower, name = config.vision, f"{CLASSES[config.vision.kind]}ForConditionalGeneration"
     vision = {
-        "model_type": f"{kind}_vision",
+        "model_type": f"{tower.kind}_vision",
         "image_size": tower.table_side * tower.patch_size,
         **_PLAIN_VISION,
         **keys.write(tower, _VISION | _INSERTED),
     }
     more: dict[str, Any] = _PLAIN | keys.write(tower, _INSERTED)
-    more |= {"merger_times": _rounds(tower), "downsample_mode": "16x" if tower.inserts else "4x"}
-    architecture, text = f"{CLASSES[kind]}ForConditionalGeneration", qwen3_5.write_text_section(config, dtype)
-    return write_config(config, dtype, architecture, kind, text, vision, _MARKERS, **more)
+    more |= {"merger_times": tower.merger_times, "downsample_mode": "16x" if tower.inserts else "4x"}
+    text = qwen3_5.write(replace(config, vision=PackedVisionConfig(num_hidden_layers=0)), dtype)
+    return write_config(config, dtype, name, tower.kind, text, vision, _MARKERS, **more)
 
 
 def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Tensor]:
@@ -137,13 +133,12 @@ def their_inputs(ids: Tensor, pixels: Tensor, config: VLMConfig) -> dict[str, Te
 
 
 # -------------------------------------------------------------------------------------------------- images
-IMAGE, START, END, SLICE, SLICE_END = "<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>"
-ID, ID_END = "<image_id>", "</image_id>"
+IMAGE = "<|image_pad|>"
 # What transformers' processor asks a tokenizer for.
 ROLES = {
-    "image_token": IMAGE, "video_token": "<|video_pad|>", "image_start_token": START, "image_end_token": END,
-    "slice_start_token": SLICE, "slice_end_token": SLICE_END, "image_id_start_token": ID,
-    "image_id_end_token": ID_END,
+    "image_token": IMAGE, "video_token": "<|video_pad|>", "image_start_token": "<image>",
+    "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {
     **CLIP_PIXELS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_slice_nums": 9, "patch_size": 14,
@@ -159,40 +154,38 @@ class MiniCPMImages(tiles.TiledImages):
     image_token = IMAGE
     flat = own_sizes = whole_first = True
 
-    def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None, kind: str = NAME):
-        own = _DEFAULTS | {"downsample_mode": MODES[kind]}
+    def __init__(self, settings: Mapping[str, Any], kind: str = NAME, video: Mapping[str, Any] | None = None):
+        own = _DEFAULTS | {"downsample_mode": _MODES[kind]}
         self.settings = own | {key: settings[key] for key in own if settings.get(key) is not None}
-        self.video, self.kind = video, kind
+        self.kind, self.video = kind, video
         with tiles.reading_settings(self.settings):
             self._resample, self._values = tiles.pixel_rule(self.settings)
-            self.patch, self.resolution = (
-                int(self.settings[of]) for of in ("patch_size", "scale_resolution")
-            )
-            self.most = int(self.settings["max_slice_nums"]) if self.settings["slice_mode"] else 1
-        self.merge = 2 if self.settings["downsample_mode"] == "4x" else 4
-        self.factor, self.longest_side = self.patch * self.merge, self.resolution * self.most
+            known = SimpleNamespace(**self.settings)
+            self.factor = known.patch_size * (2 if known.downsample_mode == "4x" else 4)
+            self.side, self.most = known.scale_resolution, known.max_slice_nums if known.slice_mode else 1
+            self.longest_side = self.side * self.most
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         images = self.settings | {"image_processor_type": PROCESSORS[self.kind][1]}
-        mode = {"downsample_mode": self.settings["downsample_mode"]}
-        video = self.video or mode | {"video_processor_type": f"{CLASSES[self.kind]}VideoProcessor"}
+        video = self.video or {"downsample_mode": self.settings["downsample_mode"]}
+        video = {**video, "video_processor_type": f"{CLASSES[self.kind]}VideoProcessor"}
         described = {"image_processor": images, "video_processor": video}
         return SavedProcessor(tokenizer, chat_template, IMAGE, described, roles=ROLES)
 
     def within(self, positions: int) -> MiniCPMImages:
         if positions < 1:
             raise ProcessorError(f"expected at least one position, got {positions}")
-        # A part of a × b positions is rounded to (a + 1/2) · (b + 1/2) at most, where a · b is `along`².
-        along, settings = self.resolution / self.factor, dict(self.settings)
-        each = along * (along + 1.25) + 0.25  # unless it is more than four times as long as wide
+        # A part of a · b positions is rounded to (a + 1/2) · (b + 1/2) at most, which is less than `each`
+        # unless one is more than four times the other.
+        along, settings = self.side / self.factor, dict(self.settings)
+        each = along * (along + 1.25) + 0.25
         settings["max_slice_nums"] = max(1, min(self.most, int(positions // each) - 1))
         if each > positions:
             settings["scale_resolution"] = int(self.factor * (math.sqrt(4 * positions + 0.5625) - 1.25) / 2)
-        return MiniCPMImages(settings, self.video, self.kind)
+        return MiniCPMImages(settings, self.kind, self.video)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        count = min(math.ceil(width * height / self.resolution**2), self.most)
-        if count <= 1:
+        if (count := min(math.ceil(width * height / self.side**2), self.most)) <= 1:
             return self.uncut
         counts = [one for one in (count - 1, count, count + 1) if 1 < one <= self.most]
         grids = [(rows, one // rows) for one in counts for rows in range(1, one + 1) if one % rows == 0]
@@ -200,22 +193,22 @@ class MiniCPMImages(tiles.TiledImages):
         apart = lambda rows, columns: abs(math.log(width / height) - math.log(columns / rows))
         return min(grids, key=lambda grid: (apart(*grid), -grid[0]))
 
-    def _size(self, height: int, width: int, grows: bool) -> tuple[int, int]:
+    def _shape(self, height: int, width: int, grows: bool) -> tuple[int, int]:
         """Height and width of a part. A small one keeps its own, rounded, unless it `grows`."""
-        if grows or height * width > self.resolution**2:
+        if grows or height * width > self.side**2:
             aspect = width / height
-            height = int(self.resolution / math.sqrt(aspect))
+            height = int(self.side / math.sqrt(aspect))
             width = int(height * aspect)
-        high, wide = (max(round(side / self.factor), 1) * self.factor for side in (height, width))
+        high, wide = (max(round(one / self.factor), 1) * self.factor for one in (height, width))
         return high, wide
 
     def plan(self, width: int, height: int) -> tiles.Visual:
         grid = self.grid(width, height)
-        parts = tiles.Parts.planned(1, *self._size(height, width, grid == self.uncut))
+        parts = tiles.Parts.planned(1, *self._shape(height, width, grid == self.uncut))
         if grid != self.uncut:
-            cell = (max(round(side / count), 1) for side, count in zip((height, width), grid))
-            slices = tiles.Parts.planned(math.prod(grid), *self._size(*cell, True))
-            parts = tiles.Parts.cat((parts, slices))
+            high, wide = (max(round(side / count), 1) for side, count in zip((height, width), grid))
+            cells = tiles.Parts.planned(math.prod(grid), *self._shape(high, wide, True))
+            parts = tiles.Parts.cat((parts, cells))
         return tiles.Visual(parts, self.positions(parts), grid, (width, height))
 
     def positions(self, parts: tiles.Parts) -> int:
@@ -223,10 +216,10 @@ class MiniCPMImages(tiles.TiledImages):
 
     def cut(self, image: Image.Image) -> tiles.Visual:
         planned = self.plan(*image.size)
-        (rows, columns), sizes = planned.grid, [part.pixels.shape[1:] for part in planned.parts]
-        parts = [self._resized(image, *sizes[0])[None]]
-        if planned.grid != self.uncut:
-            high, wide = sizes[1]
+        (rows, columns), (first, *cells) = planned.grid, (part.pixels.shape[1:] for part in planned.parts)
+        parts = [self._resized(image, *first)[None]]
+        if cells:
+            high, wide = cells[0]
             grown = self._resized(image, rows * high, columns * wide).view(3, rows, high, columns, wide)
             parts.append(grown.permute(1, 3, 0, 2, 4).reshape(-1, 3, high, wide))
         return replace(planned, parts=tiles.Parts.cat(tiles.Parts.of(one, self._values) for one in parts))
@@ -236,10 +229,10 @@ class MiniCPMImages(tiles.TiledImages):
 
     def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
         first, *others = (IMAGE * self.positions(tiles.Parts((part,))) for part in visual.parts)
-        slices, columns = [f"{SLICE}{one}{SLICE_END}" for one in others], visual.grid[1]
-        lines = ("".join(slices[at : at + columns]) for at in range(0, len(slices), columns))
-        name = f"{ID}{index}{ID_END}" if self.settings["use_image_id"] else ""
-        return name + START + first + END + "\n".join(lines)
+        cells, columns = [f"<slice>{one}</slice>" for one in others], visual.grid[1]
+        lines = ("".join(cells[at : at + columns]) for at in range(0, len(cells), columns))
+        name = f"<image_id>{index}</image_id>" if self.settings["use_image_id"] else ""
+        return f"{name}<image>{first}</image>" + "\n".join(lines)
 
 
 image_rule = lambda settings, config: MiniCPMImages(settings)  # where there is no folder
@@ -249,5 +242,6 @@ def open_images(opened: Opened) -> tuple[MiniCPMImages, AnyTokenizer, str | None
     """The image rule, tokenizer and chat template of a checkpoint."""
     video = opened.json("processor_config.json").get("video_processor")
     video = video or opened.json("video_preprocessor_config.json")
-    images = MiniCPMImages(image_settings(opened), video, opened.config["model_type"])
-    return images, open_with(opened, (IMAGE, START, END, SLICE, SLICE_END, ID, ID_END)), chat_template(opened)
+    tokenizer = open_with(opened, [token for role, token in ROLES.items() if role != "video_token"])
+    images = MiniCPMImages(image_settings(opened), opened.config["model_type"], video)
+    return images, tokenizer, chat_template(opened)

@@ -123,21 +123,12 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Qwen3_5ForConditionalGeneration, or of Qwen3_5ForCausalLM."""
-    written = write_text_section(config, dtype)
-    if not config.vision.num_hidden_layers:
-        return written
-    architecture, tower = "Qwen3_5ForConditionalGeneration", qwen_vl.write_vision(config, NAME)
-    return write_config(config, dtype, architecture, NAME, written, tower, _MARKERS)
-
-
-def write_text_section(config: VLMConfig, dtype: str) -> dict:
-    """`read_text` backwards."""
     text, names = config.text, {ours: theirs for theirs, ours in _KINDS.items()}
     written = write_text(config, dtype)
     rope: dict[str, Any] = {"partial_rotary_factor": text.partial_rotary_factor}
     if text.rope_sections:
         rope |= {"mrope_section": list(text.rope_sections), "mrope_interleaved": True}
-    return written | {
+    written |= {
         "model_type": "qwen3_5_text",
         "architectures": ["Qwen3_5ForCausalLM"],
         "rope_parameters": rope | written["rope_parameters"],
@@ -145,6 +136,10 @@ def write_text_section(config: VLMConfig, dtype: str) -> dict:
         "layer_types": [names[kind] for kind in text.layer_types],
         **keys.write(text, _DELTA),
     }
+    if not config.vision.num_hidden_layers:
+        return written
+    architecture, tower = "Qwen3_5ForConditionalGeneration", qwen_vl.write_vision(config, NAME)
+    return write_config(config, dtype, architecture, NAME, written, tower, _MARKERS)
 
 
 # --------------------------------------------------------------------------------------- the text model alone

@@ -60,6 +60,7 @@ class PackedVisionConfig(Checked):
     whole_layers: tuple[int, ...] = ()  # layers without windows
     insert_layer: int | None = None  # after which a window merger makes one patch of four (MiniCPM-V)
     inserts: bool = True  # else the window merger is there, and left out
+    kind: str = ""  # model_type, where several have this tower; kept for saving
     taps: tuple[int, ...] = ()  # layers whose output goes to the first layers of the text part as well
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
     # The projector:
@@ -85,6 +86,11 @@ class PackedVisionConfig(Checked):
         """As of `VisionConfig`; the scale is `merge_size`."""
         side = self.patch_size * self.merge_size
         return f"in patches of {self.patch_size} px, a token for each {side} x {side} px"
+
+    @property
+    def merger_times(self) -> int:
+        """How often one is made of four patches, apart from the window merger."""
+        return self.merge_size.bit_length() - 1 - self.inserts
 
     @property
     def least_side(self) -> int:
@@ -280,10 +286,9 @@ def block_order(grid: Grid, merge: int) -> Tensor:
 def nested_order(patches: int, merge: int) -> Tensor:
     """(P,): indices of patches that stand block by block, each of merge² read row by row, in the order of
     squares of 2 × 2 within squares of 4 × 4, and so on."""
-    rounds = merge.bit_length() - 1
-    halvings = zip(range(1, rounds + 1), range(rounds + 1, 2 * rounds + 1))  # of a block's rows, its columns
-    blocks = torch.arange(patches).view(-1, *[2] * (2 * rounds))
-    return blocks.permute(0, *(axis for pair in halvings for axis in pair)).flatten()
+    half = merge.bit_length() - 1  # as often are a block's rows halved, and then its columns
+    axes = (axis for row in range(1, half + 1) for axis in (row, row + half))
+    return torch.arange(patches).view(-1, *[2] * (2 * half)).permute(0, *axes).flatten()
 
 
 def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tensor:
