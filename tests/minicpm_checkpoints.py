@@ -1,4 +1,4 @@
-"""Small random checkpoints of MiniCPM-V 4.6, written by transformers."""
+"""Small random checkpoints of MiniCPM-V 4.6 and MiniCPM-OCR, written by transformers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MiniCPMV4_6Config, MiniCPMV4_6ForConditionalGeneration
+from transformers import (
+    MiniCPMOcrConfig,
+    MiniCPMOcrForConditionalGeneration,
+    MiniCPMV4_6Config,
+    MiniCPMV4_6ForConditionalGeneration,
+)
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
 from families.minicpm_v import ROLES
 from tests import qwen_checkpoints
 from tests.tiny import randomize
 
-CLASSES = {"minicpmv4_6": (MiniCPMV4_6Config, MiniCPMV4_6ForConditionalGeneration)}
+CLASSES = {
+    "minicpmv4_6": (MiniCPMV4_6Config, MiniCPMV4_6ForConditionalGeneration),
+    "minicpm_ocr": (MiniCPMOcrConfig, MiniCPMOcrForConditionalGeneration),
+}
 PATCH = 4
 tokenizer = partial(qwen_checkpoints.tokenizer, ["<|im_start|>", "<|im_end|>", *ROLES.values()])
 TEMPLATE = """\
@@ -75,7 +83,6 @@ def image_settings(config: Any) -> dict[str, Any]:
         "max_slice_nums": 4,
         "patch_size": PATCH,
         "downsample_mode": {1: "4x", 2: "16x"}[folded],
-        "image_processor_type": "MiniCPMV4_6ImageProcessor",
     }
 
 

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6: of a checkpoint Ocelli computes what transformers does."""
+"""MiniCPM-V 4.6 and MiniCPM-OCR: of a checkpoint Ocelli computes what transformers does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
@@ -37,7 +38,7 @@ BATCH = [
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_saved_is_what_transformers_computes(seed, tmp_path):
-    theirs = save_hf(tmp_path, seed)
+    theirs = save_hf(tmp_path, seed, [*CLASSES][seed % 2])
     ours = VisionLanguageModel.from_pretrained(tmp_path)
     processor = Processor.from_pretrained(tmp_path, ours.config)
     inputs = processor.prepare(BATCH)
@@ -128,3 +129,38 @@ def test_a_processor_that_folds_otherwise_than_the_model_is_refused(tmp_path):
     edit_json(tmp_path / "preprocessor_config.json", downsample_mode="4x")
     with pytest.raises(ProcessorError, match="does not fit"):
         Processor.from_pretrained(tmp_path, config)
+
+
+def crosses(size: tuple[int, int], *sides: int) -> Image.Image:
+    """Crosses of so many pixels a side, those of each upright band of their own size."""
+    image, wide = Image.new("RGB", size, (200, 190, 180)), size[0] // len(sides)
+    draw = ImageDraw.Draw(image)
+    for band, side in enumerate(sides):
+        for top in range(3, size[1] - side, 2 * side):
+            for left in range(band * wide + 3, (band + 1) * wide - side, 2 * side):
+                right, bottom = left + side - 1, top + side - 1
+                draw.line((left, top, right, bottom), (20, 30, 90))
+                draw.line((right, top, left, bottom), (20, 30, 90))
+    return image
+
+
+# Rows and columns of patches of each part, and the sum of all numbers, as transformers' image processor of
+# MiniCPM-OCR makes them with torchvision 0.28 and OpenCV 5.0.
+ADAPTED = [
+    ((300, 200), (8,), [(26, 40)], 258_096.460_833),
+    ((300, 200), (40,), [(14, 22)], 86_607.546_974),
+    ((60, 50), (20,), [(6, 6)], 10_059.764_925),
+    ((900, 600), (8, 60), [(26, 40), (36, 28), (36, 28)], 810_004.308_734),
+    ((900, 300), (8, 40, 10), [(18, 56), (32, 32), (22, 22), (32, 32)], 910_272.859_872),
+]
+
+
+@pytest.mark.parametrize(("size", "sides", "shapes", "total"), ADAPTED)
+def test_small_writing_is_enlarged(size, sides, shapes, total):
+    images = MiniCPMImages({"small_image_upsize": "adaptive"}, "minicpm_ocr")
+    visual = images.cut(crosses(size, *sides))
+    assert [tuple(side // 14 for side in part.pixels.shape[1:]) for part in visual.parts] == shapes
+    numbers = [one.double().sum().item() for part in visual.parts for one in Parts((part,)).to("cpu")]
+    assert sum(numbers) == pytest.approx(total, abs=1e-3)
+    assert visual.positions == sum(rows * columns for rows, columns in shapes) // 4
+    assert visual.positions <= images.plan(*size).positions
