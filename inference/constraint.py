@@ -287,7 +287,7 @@ class Constraints:
             raise RequestError(
                 f"this model's tokenizer cannot be held to a grammar ({one_line(error, 200)})"
             ) from None
-        self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
+        self.vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._trials = Trials(known)
 
     def __call__(self, grammar: str) -> Form:
@@ -297,7 +297,7 @@ class Constraints:
 
     def may_call(self, grammar: str, opens: str, several: bool) -> Form:
         """The form of answers that may call tools: the grammar is of a block of calls, after its mark."""
-        (begin, size), vocabulary = self._compile(grammar), self._vocabulary
+        (begin, size), vocabulary = self._compile(grammar), self.vocabulary
 
         def block(after: bytes) -> Constraint | None:
             held = begin()
@@ -318,5 +318,5 @@ class Constraints:
             matcher = compiled(self._tokenizer, tried)
         except (TrialFailed, ValueError) as error:
             raise FormError(refusal(str(error))) from None
-        vocabulary, is_json = self._vocabulary, has_json_values(grammar)
+        vocabulary, is_json = self.vocabulary, has_json_values(grammar)
         return lambda: Constraint(matcher.deep_copy(), vocabulary, is_json), size

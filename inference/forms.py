@@ -123,6 +123,18 @@ class Forms:
         return {mark: known[mark] for mark in self._processor.chat.marks.texts if mark in known}
 
     @cached_property
+    def texts(self) -> tuple[list[str], list[int]]:
+        """The bytes of each token as characters of Latin-1, "" for an id without any, and the special ids."""
+        backend, vocabulary = self._processor.tokenizer.backend_tokenizer, self._constraints.vocabulary
+        known = {*backend.get_vocab().values()}
+        texts = [
+            vocabulary.tokenizer.decode_bytes([one]) if one in known else b"" for one in range(self._how[2])
+        ]
+        added = backend.get_added_tokens_decoder().items()
+        special = [one for one, token in added if token.special and one < len(texts)]
+        return [text.decode("latin-1") for text in texts], special
+
+    @cached_property
     def _constraints(self) -> Constraints:
         """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
         from inference.constraint import Constraints  # its library is needed for nothing else
