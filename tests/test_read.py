@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house import json_lines
+from tests.house import data_url, json_lines
 from tests.processors import draw_image
+from tests.servers import CHAT, EXAMPLE, MESSAGES, NAME, RESPONSES, STAR, Running, embedded, running
 
 pytest.importorskip("docling_core")
 pdfium = pytest.importorskip("pypdfium2")
@@ -62,3 +65,81 @@ def test_documents_of_all_kinds(run, tmp_path):
     assert [record["size"] for record in pages("frames").values()] == [[40, 30], [48, 30], [56, 30]]
     sizes = [record["size"] for record in pages("a/three").values()]
     assert [width > height for width, height in sizes] == [True, False, True]
+
+
+# ----------------------------------------------------------------------------------------------- over HTTP
+def raw_pdf(*objects: bytes, trailer: bytes = b"") -> bytes:
+    """A PDF of these objects, which are numbered from 1, the first is its catalog."""
+    made, places = b"%PDF-1.7\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    made, start = made + b"xref\n0 %d\n0000000000 65535 f \n%s" % (len(places) + 1, table), len(made)
+    end = b"trailer\n<< /Size %d /Root 1 0 R %s >>\nstartxref\n%d\n%%%%EOF\n"
+    return made + end % (len(places) + 1, trailer, start)
+
+
+def tree(count: int) -> list[bytes]:
+    """The catalog and the pages of a PDF of so many pages."""
+    kids = b" ".join(b"%d 0 R" % (number + 3) for number in range(count))
+    pages = b"<< /Type /Pages /Kids [%s] /Count %d /MediaBox [0 0 99 50] >>" % (kids, count)
+    return [b"<< /Type /Catalog /Pages 2 0 R >>", pages, *[b"<< /Type /Page /Parent 2 0 R >>"] * count]
+
+
+ENCRYPTED = raw_pdf(
+    *tree(1),
+    trailer=b"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >> /ID [<00> <00>]"
+    % (b"12" * 32, b"34" * 32),
+)
+TWO = raw_pdf(*tree(2))
+
+
+def data(pdf: bytes) -> str:
+    return f"data:application/pdf;base64,{base64.b64encode(pdf).decode()}"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with running(max_images=3) as served:
+        yield served
+
+
+def ask(path: str, pdf: bytes, images: int = 0) -> dict:
+    """A question about a PDF, and a picture so many times, as the clients of a protocol ask it."""
+    about = {"filename": "draft.pdf", "file_data": data(pdf)}
+    source = {"type": "base64", "media_type": "application/pdf", "data": data(pdf).partition(",")[2]}
+    part = {
+        CHAT: {"type": "file", "file": about},
+        RESPONSES: {"type": "input_file", **about},
+        MESSAGES: {"type": "document", "source": source},
+    }[path]
+    picture = {"type": "image_url", "image_url": {"url": data_url(EXAMPLE)}}
+    text = {"type": "input_text" if path == RESPONSES else "text", "text": STAR}
+    talk = {"input" if path == RESPONSES else "messages": [{"role": "user", "content": [part, text]}]}
+    talk[next(iter(talk))][0]["content"] += [picture] * images
+    return {"model": NAME, "max_output_tokens" if path == RESPONSES else "max_tokens": 4} | talk
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_pdf_of_a_request_is_its_pages_as_images(here, path):
+    """OpenAI's own example of a file, in its client and in the other protocols."""
+    if path == CHAT:
+        used = here.client().chat.completions.create(**ask(path, TWO)).usage.model_dump()
+    else:
+        used = here.send("POST", path, json=ask(path, TWO)).json()["usage"]
+    names = ("prompt_tokens", "input_tokens", "cache_read_input_tokens")
+    positions = embedded().processor.images.plan(275, 138).positions  # of a page at 200 dpi
+    assert sum(used.get(name, 0) for name in names) >= 2 * positions
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize(
+    ("pdf", "images", "said"),
+    [(raw_pdf(*tree(10_000)), 0, "10,000"), (TWO, 2, "pages"), (ENCRYPTED, 0, "password"), (b"", 0, "file")],
+    ids=["long", "with images", "encrypted", "empty"],
+)
+def test_pdfs_that_are_refused(here, pdf, images, said):
+    answer = here.send("POST", json=ask(CHAT, pdf, images))
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
