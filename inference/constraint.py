@@ -171,12 +171,16 @@ class Constraint:
             self.accept(token_id)
         return allowed
 
+    def takes(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these may come next, one after the other."""
+        return self._matcher.validate_tokens([*token_ids]) == len(token_ids)
+
     def _find_closer(self, ends: bytes) -> int | None:
         closers = (self._vocabulary.closers[byte] for byte in ends if byte in self._vocabulary.closers)
         return next(filter(self._allowed, closers), None)
 
     def _allowed(self, token_id: int) -> bool:
-        return self._matcher.validate_tokens([token_id]) == 1
+        return self.takes([token_id])
 
     def _find_forced(self) -> list[int]:
         ids, after = [], self._matcher

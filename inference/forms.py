@@ -100,7 +100,7 @@ class Forms:
         if isinstance(grammar, ToolUse):
             return self._of_tools(grammar)
         choices = choices_of(grammar)
-        return self._constraints(grammar) if choices is None else choices_form(*self._how, choices)
+        return self.constraints(grammar) if choices is None else choices_form(*self._how, choices)
 
     def _of_tools(self, use: ToolUse) -> Form:
         if use.text is not None and not use.must and not self._knows_tools:
@@ -109,9 +109,9 @@ class Forms:
         try:
             grammar = tool_grammar(markup, use, self.marks.get)
             if use.must or use.text is not None:
-                form = self._constraints(grammar)
+                form = self.constraints(grammar)
             else:
-                form = self._constraints.may_call(grammar, markup.marks.opens, use.several)
+                form = self.constraints.may_call(grammar, markup.marks.opens, use.several)
         except RequestError as error:
             raise FormError(error, "tools") from None
         return replace(form, reader=partial(CallReader, markup, use.tools, use.must))
@@ -123,19 +123,7 @@ class Forms:
         return {mark: known[mark] for mark in self._processor.chat.marks.texts if mark in known}
 
     @cached_property
-    def texts(self) -> tuple[list[str], list[int]]:
-        """The bytes of each token as characters of Latin-1, "" for an id without any, and the special ids."""
-        backend, vocabulary = self._processor.tokenizer.backend_tokenizer, self._constraints.vocabulary
-        known = {*backend.get_vocab().values()}
-        texts = [
-            vocabulary.tokenizer.decode_bytes([one]) if one in known else b"" for one in range(self._how[2])
-        ]
-        added = backend.get_added_tokens_decoder().items()
-        special = [one for one, token in added if token.special and one < len(texts)]
-        return [text.decode("latin-1") for text in texts], special
-
-    @cached_property
-    def _constraints(self) -> Constraints:
+    def constraints(self) -> Constraints:
         """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
         from inference.constraint import Constraints  # its library is needed for nothing else
 

@@ -3,7 +3,6 @@
     form = page_form(checkpoint, checkpoint.processor.reading, image.size)
     options = GenerationOptions(max_new_tokens=form.limit, constraint=form.constraint())
     form.ended(output)                                # "whole", "guard" or "cut"
-    form.replayed(output.token_ids).closed            # how many pieces the guard has closed
 
 **Limit.** A character that can be read has some 6 x 10 pixels and a token is one to four of them, in a table
 of numbers one and the tag of its cell: a token to PIXELS pixels. A position of an image in the prompt stands
@@ -13,17 +12,15 @@ is open is closed, so that a page that is cut is read like any other.
 
 **Guard.** The same span of up to PERIOD tokens may follow itself REPEATS times, or until the run is TEXT
 tokens long: a leader of dots and a line of a form are shorter. With a line break in it, as on a sheet of
-labels, it may be twice as long; cells of a table may be equal in all COLUMNS of a row, and ROWS rows. An
-element of DocTags that repeats its box as well has no excuse. Then the piece that repeats is closed, and the
-page goes on; after PIECES of them it ends.
+labels, it may be twice as long; cells of a table may be equal in all of a row, and ROWS rows. An element of
+DocTags that repeats its box as well has no excuse. Then the piece in which it repeats is closed, and the page
+goes on; after PIECES of them, or where none is open, the page ends.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,20 +28,54 @@ import torch
 from torch import Tensor
 
 from data.reading import Reading
-from generation.kv_cache import to_device
-from generation.options import ConstraintError
 from generation.sampling import keep
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
-from inference.forms import Forms
 from inference.grammar import Form
-from inference.pages import doctags
-from inference.pages.doctags import Tokens
+from inference.pages.doctags import BLOCKS, COLUMNS, FIGURES, FORM, doctags_grammar
 
 PIXELS, POSITION, LEAST, MOST, PROMPT = 128, 16, 256, 8192, 256
-PERIOD, REPEATS, TEXT, ROWS, COLUMNS, PIECES = 512, 4, 256, 50, 128, 3
-_CELL, _ROW = re.compile(r"<[fe]cel>|<t[dh]\b|\|"), re.compile(r"<nl>|</tr|\n")
-_VOID = {"br", "hr", "img", "input", "col"}
+PERIOD, REPEATS, TEXT, ROWS, PIECES = 512, 4, 256, 50, 3
+RESERVE = 100  # tokens that a tag may take before anything can be closed, where each byte is one, and its end
+FAR = 12 * COLUMNS  # no page takes more tokens to close
+_CELL, _ROW = re.compile(r"<(?:[efulx]cel|[cr]hed|srow)>|<t[dh]\b|\|"), re.compile(r"<nl>|</tr|\n")
+_TAG = re.compile(r"<(/?)([a-z]\w*?)(_\d+)?(?:\s[^<>]*)?>|(^```|\$\$|\\[][()])", re.MULTILINE)
+_MARKS = {"```": "\n```\n", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_HTML = {*_MARKS, *"table thead tbody tfoot tr td th ul ol li div p b i sub sup".split()}
+_TABLES = ("otsl", "chart", "document_index")
+_DOCTAGS = {*BLOCKS, *FORM, "doctag", "list_item", "smiles", "section_header_level"}
+
+
+class PageForm:
+    """The form of one page's answers, of at most `limit` tokens: see `page_form`."""
+
+    def __init__(self, checkpoint: Checkpoint, in_doctags: bool, limit: int):
+        self.limit, self.in_doctags, self.begin = limit, in_doctags, None
+        vocabulary = checkpoint.forms.constraints.vocabulary
+        self.tokenizer, self.stop_ids = vocabulary.tokenizer, vocabulary.stop_ids
+        if in_doctags:
+            added = checkpoint.processor.tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
+            grammar = doctags_grammar({token.content: one for one, token in added if token.special})
+            self.begin = checkpoint.forms.constraint(grammar).constraint
+        self._pages = list[PageEnd]()
+
+    def constraint(self) -> Form:
+        """`GenerationOptions.constraint`, with `limit` as max_new_tokens."""
+        return Form(self._page)
+
+    def _page(self) -> PageEnd:
+        self._pages.append(PageEnd(self))
+        return self._pages[-1]
+
+    def page(self, output: Any) -> PageEnd:
+        """The constraint of an answer of this form, a `RequestOutput`."""
+        return next(one for one in self._pages if one.ids == output.token_ids)
+
+    def ended(self, output: Any) -> str:
+        """How the page ended: "whole" (the model ended it by itself), "guard" (pieces of it were closed
+        because they repeated), or "cut" (its limit was near)."""
+        page = self.page(output)
+        return "cut" if page.cut or not page.over else "guard" if page.closed else "whole"
 
 
 def page_form(
@@ -65,44 +96,9 @@ def page_form(
     positions = checkpoint.processor.plan(size).positions
     own = LEAST + min(positions * POSITION, size[0] * size[1] // PIXELS)
     room = checkpoint.context - (positions + PROMPT if prompt is None else prompt)
-    most = min(limit or min(own, MOST), room)
-    if most < LEAST // 2:
-        raise RequestError(
-            f"a page needs {LEAST // 2} new tokens: expected a larger limit or context, got {most}"
-        )
-    return PageForm(_tokens(checkpoint.forms), reading.form == "doctags", most, checkpoint.stop_token_ids)
-
-
-@lru_cache(4)
-def _tokens(forms: Forms) -> Tokens:
-    return Tokens(*forms.texts)
-
-
-@dataclass(frozen=True, eq=False)
-class PageForm:
-    """The form of one page's answer: see `page_form`."""
-
-    tokens: Tokens
-    in_doctags: bool
-    limit: int
-    stop_ids: tuple[int, ...]
-
-    def constraint(self) -> Form:
-        """`GenerationOptions.constraint`, with `limit` as max_new_tokens."""
-        return Form(lambda: PageEnd(self))
-
-    def replayed(self, token_ids: Sequence[int]) -> PageEnd:
-        """The constraint as it was after these tokens."""
-        end = PageEnd(self)
-        for token_id in token_ids:
-            end.accept(token_id)
-        return end
-
-    def ended(self, output: Any) -> str:
-        """How the page of a `RequestOutput` ended: "whole" (the model ended it by itself), "guard" (pieces of
-        it were closed because they repeated), or "cut" (its limit was near)."""
-        end = self.replayed(output.token_ids)
-        return "cut" if end.cut or not end.over else "guard" if end.closed else "whole"
+    if (most := min(limit or min(own, MOST), room)) < LEAST // 2:
+        raise RequestError(f"limit and context: expected {LEAST // 2} or more tokens for a page, got {most}")
+    return PageForm(checkpoint, reading.form == "doctags", most)
 
 
 class PageEnd:
@@ -115,140 +111,125 @@ class PageEnd:
     choice = None
 
     def __init__(self, form: PageForm):
-        self._form, self._tokens, self._stops = form, form.tokens, list(form.stop_ids)
-        self._state: Any = doctags.START if form.in_doctags else ""
+        self._form, self._held = form, None if form.begin is None else form.begin()
         self.over = self.cut = False
-        self.closed, self._count = 0, 0
-        self._forced, self._if_ended = list[int](), list[int]()
-        self._ids, self._depths = np.zeros(form.limit + 1, dtype=np.int64), list[int]()
+        self.closed, self.text, self.ids = 0, "", list[int]()
+        self._forced, self._if_stopped = list[int](), list[int]()
         self._runs, self._periods = np.zeros(PERIOD, dtype=np.int64), np.arange(1, PERIOD + 1)
-        # What one more token may add to the way to the end: a tag that is open, and half of one.
-        self._reserve = 16 + 2 * len(self._tokens.spelled("</checkbox_unselected>"))
+        self._last = np.full(PERIOD, -1)  # the latest tokens, the last one first
 
     def close(self, scores: Tensor) -> None:
-        self._if_ended = []
-        if self.over or self._forced or not self._form.in_doctags or self._state.may_end:
-            return
-        ends = self._tokens.spelled(doctags.closing(self._state))
-        stop, first = scores[self._stops].float().logsumexp(0), scores[ends[0]].float()
-        if not self._needs_text:
-            self._if_ended = [*ends, self._stops[0]] if stop > first else []
-            scores[ends[0]] = stop.logaddexp(first).to(scores.dtype)
-        scores[self._stops] = -torch.inf
+        """Where the model would rather stop than go on, it closes the page."""
+        stop, self._if_stopped = int(scores.argmax()), []
+        if stop in self._form.stop_ids and not self.allows(stop) and not self._forced:
+            if ends := self._ends():
+                self._if_stopped = ends
+                scores[ends[0]] = scores[stop].logaddexp(scores[ends[0]])
+            scores[stop] = -torch.inf
 
     def allows(self, token_id: int) -> bool:
-        if self.over or self._forced:
-            return token_id in (self._stops if self.over else self._forced[:1])
-        if token_id in self._stops or not self._form.in_doctags:
-            return not self._form.in_doctags or self._state.may_end
-        return self._tokens.allows(self._state, token_id)
+        if self._forced:
+            return token_id == self._forced[0]
+        return self._held is None or self._held.allows(token_id)
 
     def mask(self, scores: Tensor) -> None:
-        if self.over or self._forced:
-            keep(scores, self._stops if self.over else self._forced[:1])
-        elif self._form.in_doctags:
-            found = torch.from_numpy(self._tokens.allowed(self._state).copy())
-            found[self._stops] = self._state.may_end
-            if not found.any():
-                raise ConstraintError("this model's tokenizer cannot write DocTags")
-            scores.masked_fill_(to_device(~found, scores.device), -torch.inf)
+        if self._forced:
+            keep(scores, self._forced[:1])
+        elif self._held is not None:
+            self._held.mask(scores)
 
     def forced(self) -> list[int]:
-        return list(self._forced)
+        return list(self._forced) if self._forced or self._held is None else self._held.forced()
 
     def accept(self, token_id: int) -> None:
-        if self.over or token_id in self._stops:
-            self.over, self._forced = True, []
+        self.ids.append(token_id)
+        if self._held is not None:
+            self._held.accept(token_id)
+        if token_id in self._form.stop_ids:
+            self.over = True
             return
-        form, text = self._form, self._tokens.texts[token_id]
-        self._state = doctags.run(self._state, text) if form.in_doctags else self._state + text
-        self._depths.append(len(self._state.stack) if form.in_doctags else 1)
-        self._note(token_id)
-        if self._forced:
-            del self._forced[0]
-        elif self._if_ended[:1] == [token_id]:
-            self._forced = self._if_ended[1:]
-        if self._forced:
+        self.text += self._form.tokenizer.decode_bytes([token_id]).decode("latin-1")
+        self._runs = (self._runs + 1) * (self._last == token_id)  # tokens that equal those a period before
+        self._last = np.concatenate(([token_id], self._last[:-1]))
+        if self._if_stopped[:1] == [token_id]:
+            self._forced = self._if_stopped
+        self._forced = self._forced[1:]
+        if self._forced or self.forced()[:1] == self._form.stop_ids[:1]:
             return
-        ends = self._tokens.spelled(self._closing(0))
-        left = form.limit - self._count - len(ends) - 1
-        if form.in_doctags and self._state.stack[-1].tag == "end":
-            self._forced = self._stops[:1]
-        elif left <= 0 or (left < self._reserve + self._row and not self._needs_text):
-            self.cut, self._forced = True, [*ends, self._stops[0]]
-        elif period := self._repeats():
-            self._close(period)
+        left = self._form.limit - len(self.ids) - RESERVE
+        if left < FAR and (ends := self._ends()) and left <= len(ends) + len(self._tokens(self._row)):
+            self.cut, self._forced = True, ends
+        elif span := self._repeated():
+            self._close(span)
+
+    def _tokens(self, text: str) -> list[int]:
+        return self._form.tokenizer.tokenize_str(text)
 
     @property
-    def _needs_text(self) -> bool:
-        return self._form.in_doctags and self._state.stack[-1].blank
+    def _open(self) -> list[tuple[str, int]]:
+        return open_pieces(self.text, _DOCTAGS if self._form.in_doctags else _HTML)
 
     @property
-    def _row(self) -> int:
-        """Tokens of the row that the next one may begin."""
-        top = self._state.stack[-1] if self._form.in_doctags else None
-        return 0 if top is None or top.column else top.width * len(self._tokens.spelled("<ecel>"))
+    def _row(self) -> str:
+        """A row of empty cells, as the next token may begin one."""
+        return "<ecel>" * self.text[self._open[-1][1] if self._open else 0 :].partition("<nl>")[0].count("<")
 
-    def _closing(self, depth: int) -> str:
-        return (doctags.closing if self._form.in_doctags else markdown_closing)(self._state, depth)
+    def _ends(self, pieces: int | None = None) -> list[int]:
+        """The tokens that close all but so many of the open pieces, and for None end the page; [] where
+        nothing can be closed: in the middle of a tag or box, or in a cell that has no text yet."""
+        ids = self._tokens(closing(self.text, self._open, pieces or 0))
+        ids = ids + self._form.stop_ids[:1] if pieces is None else ids or self._tokens("\n\n")
+        return ids if self._held is None or self._held.takes(ids) else []
 
-    def _note(self, token_id: int) -> None:
-        """Count how many tokens before this one are equal to those so many places before them."""
-        ids, count = self._ids, self._count
-        ids[count], known = token_id, min(count, PERIOD)
-        same = ids[count - known : count][::-1] == token_id
-        self._runs[:known] = (self._runs[:known] + 1) * same
-        self._count += 1
-
-    def _repeats(self) -> int:
-        """The period of the span that repeats too often at the end of the page, or 0."""
-        found = list[int]()
+    def _repeated(self) -> str:
+        """The span at the end of the page that repeats too often, or ""."""
+        seen = list[int]()
         for period in self._periods[self._runs >= REPEATS * self._periods].tolist():
-            if any(period % one == 0 for one in found):
+            if any(period % one == 0 for one in seen):
                 continue
-            found.append(period)
-            span = 2 * self._span(period)
+            seen.append(period)
+            said = (self._form.tokenizer.decode_bytes([one]) for one in self.ids[-period:])
+            span = b"".join(said).decode("latin-1")
             most = max(REPEATS, (2 if "\n" in span else 1) * TEXT // period)
-            if _CELL.search(span):
-                most = ROWS if _ROW.search(span) else COLUMNS
-            elif "<loc_" in span and "</" in span:
+            if _CELL.search(2 * span):
+                most = ROWS if _ROW.search(2 * span) else COLUMNS
+            elif "<loc_" in 2 * span and "</" in 2 * span:
                 most = REPEATS
             if self._runs[period - 1] >= most * period:
-                return period
-        return 0
+                return span
+        return ""
 
-    def _span(self, period: int) -> str:
-        return "".join(self._tokens.texts[one] for one in self._ids[self._count - period : self._count])
-
-    def _close(self, period: int) -> None:
-        """Force the end of the piece that repeats, or of the page."""
-        self.closed += 1
-        self._runs[:] = 0
-        depth = 0 if self.closed > PIECES else min(self._depths[-period:]) - 1
-        said = self._closing(depth)
-        if (
-            depth
-            and self._form.in_doctags
-            and self._state.stack[-1].cell
-            and not _CELL.search(2 * self._span(period))
-        ):
-            said = said[: said.index("<nl>") + 4]  # the text of a cell: its row ends
-        self._forced = [*self._tokens.spelled(said), *(() if depth else self._stops[:1])]
+    def _close(self, span: str) -> None:
+        """Force the end of the piece in which a span repeats, or of the page."""
+        pieces: int | None = sum(begin <= len(self.text) - len(span) for _, begin in self._open) - 1
+        if self._open and self._open[-1][0] in _TABLES and not _CELL.search(2 * span):
+            pieces = len(self._open)  # the text of a cell: its row ends
+        ends = self._ends(None if self.closed == PIECES else max(0, pieces))
+        if ends:
+            self.closed, self._forced, self._runs[:] = self.closed + 1, ends, 0
 
 
-def markdown_closing(text: str, depth: int = 0) -> str:
-    """What closes the code, formula, or table of HTML or OTSL in which Markdown ends, and the line."""
-    open_tags, ends = list[str](), ""
-    if len(re.findall("^```", text, re.MULTILINE)) % 2:
-        return "\n```\n"
-    rows = re.split("<nl>", text[text.rfind("\n\n") + 1 :])
-    cells, last = rows[0].count("cel>"), rows[-1].count("cel>")
-    ends = "<ecel>" * (cells - last) + "<nl>" if last else ""
-    for mark, end in (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)")):
-        ends += end * (text.count(mark) % 2 if mark == end else text.count(mark) > text.count(end))
-    for close, name, whole in re.findall(r"<(/?)([a-z]\w*)[^<>]*(>|$)", text):
-        if close and name in open_tags:
-            del open_tags[open_tags.index(name) :]
-        elif not close and name not in _VOID and whole:
-            open_tags.append(name)
-    return ends + "".join(f"</{name}>" for name in reversed(open_tags)) + ("" if depth else "\n\n")
+def open_pieces(text: str, names: set[str]) -> list[tuple[str, int]]:
+    """The elements, code and formulas that are open at the end of a text, and where each of them begins."""
+    found = list[tuple[str, int]]()
+    for tag in _TAG.finditer(text):
+        top, name, closes = found[-1][0] if found else "", tag[2] or tag[4], bool(tag[1])
+        if tag[4]:
+            closes = name == top or _MARKS.get(top) == name
+            name = top if closes else name
+        full = name + (tag[3] or "")
+        if name not in names or (top in ("code", *_MARKS) and not (closes and full == top)):
+            continue
+        if not closes and (name != "chart" or top not in FIGURES):  # where it is a class
+            found.append((full, tag.end()))
+        elif closes and (places := [place for place, (one, _) in enumerate(found) if one == full]):
+            del found[places[-1] :]
+    return found
+
+
+def closing(text: str, found: Sequence[tuple[str, int]], pieces: int = 0) -> str:
+    """What ends the row of a table in OTSL and closes all but so many of these open pieces of a text."""
+    rows = text[found[-1][1] if found else text.rfind("\n\n") + 1 :].split("<nl>")
+    cells = [len(re.findall("<(?:[efulx]cel|[cr]hed|srow)>", row)) for row in (rows[0], rows[-1])]
+    row = "<ecel>" * (cells[0] - cells[1]) + "<nl>" if cells[1] else ""
+    return row + "".join(_MARKS.get(name, f"</{name}>") for name, _ in reversed(found[pieces:]))
