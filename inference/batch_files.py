@@ -73,7 +73,7 @@ def passed_on(value: Value) -> dict[str, Any]:
 class Questions:
     """The questions of a batch, in order.
 
-    key: what names one in the results, "line" or "id". name: what they come from. folder: where relative
+    key: what names one in the results, "line", "id" or, in a run of any documents, "page". name: what they come from. folder: where relative
     paths of images begin. entries: (key, question) of each. things: what a question asks to locate, by its
     text. unread: why a folder could not be read.
     """
@@ -84,6 +84,10 @@ class Questions:
     entries: list[tuple[Any, Value]]
     things: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+
+    @property
+    def noun(self) -> str:
+        return "page" if self.key == "page" else "question"
 
     def is_result(self, record: dict[str, Any]) -> bool:
         named = type(record[self.key]) is (int if self.key == "line" else str)
@@ -162,7 +166,7 @@ def questions_of_images(
     """
     unread: list[OSError] = []
     first = os.path.expanduser(names[0])
-    folder = first if len(names) == 1 and os.path.isdir(first) else ""
+    folder = first if len(names) == 1 and os.path.isdir(first) and not documents else ""
     name = names[0] if len(names) == 1 else f"{len(names)} names"
     paths = {path for one in names for path in _found(one, unread, documents)}
     if folder:
@@ -261,6 +265,8 @@ class BatchFiles:
                 if answered.get(key) == _hash(self.model, line.images, line.question, self.options_of(line)):
                     foreign.discard(key)
             entries.append((group, key, value))
+        if self.source.key == "page":
+            foreign &= {key for _, key, _ in entries}
         if foreign:
             raise RequestError(
                 f"{self.results.path}: the result of {self.source.key} {min(foreign)} is by another model, "

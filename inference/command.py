@@ -177,7 +177,7 @@ def generation_options(args: argparse.Namespace, confidence: bool) -> Generation
             constraint=Think(args.think_tokens or THINK_TOKENS) if args.think else None,
             confidence=bool(confidence or args.stats or args.pick),
             logprobs=args.logprobs,
-            max_new_tokens=args.max_new_tokens,
+            max_new_tokens=args.max_new_tokens or 1,  # a page has a limit of its own
             lookup=args.lookup,
             use_cache=args.cache,
             **own,
