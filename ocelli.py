@@ -87,10 +87,7 @@ def main() -> None:
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
-        program, known = (
-            "generate",
-            (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where", "read"),
-        )
+        program, known = "generate", [*_PROGRAMS, *_OF_TOOLS, *"prove ask chat batch where read".split()]
         meant = "" if first in known or os.path.exists(first) else messages.did_you_mean(first, known)
         if meant:
             print(

@@ -56,8 +56,8 @@ class Pages:
         (self._pdf or self._file).close()
 
     def draw(self, number: int, images: Images | None = None) -> Image.Image:
-        """Page `number`, from 1. That of a PDF is as large as a model with this rule for images sees a scan of
-        it; without a rule, as the scan. Raises ImageError."""
+        """Page `number`, from 1. That of a PDF is as large as a model with this rule for images sees its scan;
+        without a rule, as large as the scan. Raises ImageError."""
         name = f"{self._name}: page {number}"
         if self._pdf is None:
             with refusing_damage(name):

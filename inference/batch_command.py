@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 from generation.options import SamplingParams
 from inference import command
@@ -37,6 +40,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def add_many(add: Callable[..., Any]) -> None:
+    """The options of a run of many questions or pages."""
     at_a_time = "number of answers made at a time (default 8)"
     add("--batch-size", type=positive, metavar="N", default=8, help=at_a_time)
     part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
@@ -71,14 +75,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace) -> int:
-    """Answer the lines of a file, or questions about each of many images. Returns the exit status."""
-    return work(args, _source, _batch)
-
-
-def work(args: argparse.Namespace, read: Callable[..., Questions], batch: Callable[..., Batch]) -> int:
-    """Answer what `read` gives for the arguments by the `batch` for them, its files, a checkpoint and options.
-    Returns the exit status."""
+def run(
+    args: argparse.Namespace,
+    read: Callable[[argparse.Namespace], Questions] | None = None,
+    batch: str = "inference.batch:Batch",
+    how: Sequence[str] = ("box_format", "pick"),
+) -> int:
+    """Answer the lines of a file, or questions about each of many images: what `read` makes of the arguments,
+    by a class of batches, with its own options `how`. Returns the exit status."""
     made = command.generation_options(args, confidence=True)
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
@@ -86,7 +90,7 @@ def work(args: argparse.Namespace, read: Callable[..., Questions], batch: Callab
     names += [name for name in _IF_GIVEN if vars(args).get(name)]
     check_model(args.model, args.revision)
     with only_writer(args.out, "--out"):
-        source = read(args)
+        source = (read or _source)(args)
         # Torch comes with it: no mistake above waits for that.
         from inference.batch import Summary, computed_with
 
@@ -104,7 +108,8 @@ def work(args: argparse.Namespace, read: Callable[..., Questions], batch: Callab
         summary, step = Summary(skipped=files.total), ""
         if files.missing or source.key == "page":
             checkpoint, made = command.load(args, made, long=True)
-            summary = batch(args, files, checkpoint, made).run(log)
+            own = {name: vars(args)[name] for name in ("system", "batch_size", *how)}
+            summary = resolve_name(batch)(files, checkpoint, made, **own).run(log)
             step = f"; decode step: {checkpoint.fast.name}"
     for line in [*(f"not read: {one}" for one in source.unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
@@ -115,12 +120,6 @@ def work(args: argparse.Namespace, read: Callable[..., Questions], batch: Callab
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
         log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")
     return 1 if summary.failures or source.unread else 0
-
-
-def _batch(args: argparse.Namespace, *opened: Any) -> Batch:
-    from inference.batch import Batch
-
-    return Batch(*opened, args.system, args.batch_size, args.box_format, args.pick)
 
 
 def _source(args: argparse.Namespace) -> Questions:

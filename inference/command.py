@@ -34,15 +34,8 @@ MOST_TOGETHER = 256  # images in one question
 STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
-_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None}
-_ABSENT |= {
-    "draft": False,
-    "json": False,
-    "no_image": False,
-    "think": False,
-    "think_tokens": None,
-    "grammar": None,
-}
+_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None, "grammar": None}
+_ABSENT |= {"draft": False, "json": False, "no_image": False, "think": False, "think_tokens": None}
 
 
 def log(text: str) -> None:

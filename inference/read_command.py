@@ -7,6 +7,7 @@ OUT/pages.jsonl    a result for each page, as of a batch: a run that was killed 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from data.errors import ImageError, optional
 from data.pages import Pages
 from data.reading import TASKS
 from inference import batch_command, command
-from inference.batch_files import Questions, questions_of_images
+from inference.batch_files import ENDINGS, Questions, questions_of_images
 from inference.flags import option
 from messages import one_line
 
@@ -59,30 +60,23 @@ def run(args: argparse.Namespace) -> int:
     for package in ("docling_core", "pypdfium2"):
         optional(package, ADVICE)
     args.folder.mkdir(parents=True, exist_ok=True)
-    return batch_command.work(args, pages_of, _reader)
+    how = ("folder", "format", "task", "max_new_tokens")
+    return batch_command.run(args, pages_of, "inference.pages.reader:Reader", how)
 
 
 def pages_of(args: argparse.Namespace) -> Questions:
     """The pages of documents, as questions about each. Raises RequestError where there is no document."""
-    found = questions_of_images(args.names, [args.task], documents=(".pdf",))
+    found = questions_of_images(args.names, [""], endings=ENDINGS | {".pdf"})
     entries, unread = list[tuple[Any, Any]](), [*found.unread]
     for source, asked in found.entries:
         try:
-            path = Path(found.image_path(source))
-            with closing(Pages(path, source)) as pages:
-                count, size = pages.count, path.stat().st_size
+            with closing(Pages(Path(source), source)) as pages:
+                count, size = pages.count, os.path.getsize(source)
             wanted = [n for n in range(1, count + 1) if any(first <= n <= last for first, last in args.pages)]
             if not wanted:
                 raise ImageError(f"{source}: expected one of its {count} pages among --pages")
-            asked["question"] = f"{args.task}, of {count} in {size} bytes"  # of another document is another
+            asked["question"] = f"pages of {count} in {size} bytes"  # other results are of another document
             entries += [(f"{source}#{number:05}", asked) for number in wanted]
         except (ImageError, OSError) as error:
             unread.append(one_line(error))
-    return replace(found, key="page", entries=entries, unread=unread)
-
-
-def _reader(args: argparse.Namespace, *opened: Any) -> Any:
-    from inference.pages.reader import Reader
-
-    limit = args.max_new_tokens
-    return Reader(*opened, args.system, args.batch_size, folder=args.folder, form=args.format, task=args.task, limit=limit)
+    return replace(found, key="page", noun="page", entries=entries, unread=unread)

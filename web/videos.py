@@ -2,8 +2,6 @@
 
 with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.visuals.open_video`
     for frame in clip.frames([0, 12]): ...
-with open_apart(data, limits, "file 1") as pages:
-    for page in pages.read(range(pages.count)): ...
 """
 
 from __future__ import annotations

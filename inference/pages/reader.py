@@ -1,7 +1,7 @@
-"""A batch whose questions are pages: they are drawn, read, and become documents.
+"""A batch whose questions are pages of documents: they are drawn, read, and become documents again.
 
-A page is drawn when the scheduler has room for it, and again where its document is written, so that pictures
-can be cut out of it and none waits in memory.
+A page is drawn when the scheduler has room for it, and once more where its document is written, so that
+pictures can be cut out of it while no page waits in memory.
 """
 
 from __future__ import annotations
@@ -42,52 +42,52 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Reader(Batch):
-    """A batch of pages, and the documents that become of them.
+    """A batch of pages.
 
-    folder, form: where documents are written, and how: see `inference.pages.document.FORMATS`.
-    task: what the model is asked, of `data.reading.TASKS`. limit: most tokens of a page; None: by its size.
+    folder, format: where documents are written, and how (`inference.pages.document.FORMATS`).
+    task: of `data.reading.TASKS`. max_new_tokens: of a page; None: by its size.
     """
 
     folder: Path = Path()
-    form: str = "md"
+    format: str = "md"
     task: str = "page"
-    limit: int | None = None
-    _left: Counter[str] = field(default_factory=Counter)  # pages that are to be read, of each document
-    _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of documents that lack one
+    max_new_tokens: int | None = None
+    _left: Counter[str] = field(default_factory=Counter)  # how many pages of a document are to be read
+    _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # results of those that lack pages
     _ended: Counter[str] = field(default_factory=Counter)
 
     def run(self, log: Callable[[str], None]) -> Summary:
         self.checkpoint.processor.reading.prompt(self.task)  # is refused before anything is drawn
         self._left.update(value["image"] for _, value in self.files.missing)
-        for source, records in groupby(self.files.results, lambda record: source_of(record)[0]):
+        asked = {value["image"] for _, value in self.files.source.entries}
+        for source, records in groupby(self.files.results, _source_of):
             if self._left[source]:
                 self._read[source] = [*records]
-            elif source in self.targets and not self.targets[source].exists():
+                self.targets[source].unlink(missing_ok=True)
+            elif source in asked and not self.targets[source].exists():
                 self._write(source, records)
-        for source in self._left:
-            self.targets[source].unlink(missing_ok=True)  # it lacks a page
         summary = super().run(log)
-        said = [f"{count} {name}" for name, count in sorted(self._ended.items(), reverse=True)]
-        log(f"pages: {', '.join(said) or 'none'}")
+        ended = sorted(self._ended.items(), reverse=True)
+        log(f"pages: {', '.join(f'{count} {how}' for how, count in ended) or 'none read'}")
         return summary
 
     @cached_property
     def targets(self) -> dict[str, Path]:
-        """The file of each document, this run's and earlier ones': with the ending of the document's own name
-        only where two would be the same."""
-        sources = {source_of(record)[0] for record in self.files.results}
+        """The file of each document, also those of earlier runs: its own name without the ending, but with it
+        where two would be the same."""
+        sources = {*map(_source_of, self.files.results)}
         sources |= {value["image"] for _, value in self.files.source.entries}
         paths = {source: os.path.abspath(source) for source in sources}
         common = os.path.commonpath([*map(os.path.dirname, paths.values())])
         names = {source: os.path.relpath(path, common) for source, path in paths.items()}
         stems = {source: os.path.splitext(name)[0] for source, name in names.items()}
-        taken = Counter(form.casefold() for source in sources for form in {names[source], stems[source]})
+        used = Counter(name.casefold() for source in sources for name in {names[source], stems[source]})
         for source, stem in stems.items():
-            names[source] = stem if taken[stem.casefold()] == 1 else names[source]
-        return {source: self.folder / f"{name}.{self.form}" for source, name in names.items()}
+            names[source] = stem if used[stem.casefold()] == 1 else names[source]
+        return {source: self.folder / f"{name}.{self.format}" for source, name in names.items()}
 
     def written(self, record: dict[str, Any]) -> None:
-        source, _ = source_of(record)
+        source = _source_of(record)
         self._ended[record["ended"]] += 1
         self._read.setdefault(source, []).append(record)
         self._left[source] -= 1
@@ -98,65 +98,62 @@ class Reader(Batch):
         for source, some in groupby(self.files.missing, lambda entry: entry[1]["image"]):
             with closing(Pages(Path(source), source)) as pages:
                 for key, value in some:
-                    page = _Page(self, key, value, pages=pages)
+                    page = _Page(self, key, value, pages.draw)
                     yield LazyRequest((page, 0), page.next_request)
 
     def _write(self, source: str, records: Iterable[dict[str, Any]]) -> None:
         target, made, processor = self.targets[source], list[Any](), self.checkpoint.processor
         with closing(Pages(Path(source), source)) as pages:
             for record in sorted(records, key=itemgetter("page")):
-                _, number = source_of(record)
-                image, begin, spans = Image.new("RGB", (1, 1)), 0, list[tuple[int, int, float]]()
+                number, image = _number_of(record["page"]), Image.new("RGB", (1, 1))
                 if "error" not in record:
-                    image = pages.draw(number, processor.images)
-                    for end, chance in record["tokens"]:
-                        spans.append((begin, end, chance))
-                        begin = end
-                    made.append(page_document(record["answers"][0], processor.reading, image, number, spans))
+                    image, said = pages.draw(number, processor.images), record["answers"][0]
+                    made.append(page_document(said, processor.reading, image, number, record["tokens"]))
                 if note := NOTES.get(record["ended"]):
                     made.append(page_document(note.format(number=number, **record), Reading(), image, number))
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(export(join(made), self.form), encoding="utf-8")
+            temporary.write_text(export(join(made), self.format), encoding="utf-8")
 
 
 @dataclass(eq=False)
 class _Page(Question):
-    """A page on its way to its text."""
+    """A page on its way to its text; `tiled` draws it."""
 
-    pages: Pages
-    form: PageForm | None = None
     size: tuple[int, int] = (0, 0)
+    form: PageForm | None = None
 
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
-        reading = checkpoint.processor.reading
-        image = self.pages.draw(source_of({"page": self.key})[1], checkpoint.processor.images)
-        row, self.size = encode(checkpoint, [image], reading.prompt(reader.task), reader.system), image.size
-        self.form = page_form(checkpoint, reading, image.size, reader.limit, len(row.input_ids))
-        options = replace(reader.options, logprobs=0, constraint=self.form.constraint())
-        return requests_for(checkpoint, row, self.form.limit, options)[0]
+        processor = checkpoint.processor
+        image = self.tiled(_number_of(self.key), processor.images)
+        row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
+        form = page_form(checkpoint, processor.reading, image.size, reader.max_new_tokens, len(row.input_ids))
+        self.size, self.form = image.size, form
+        options = replace(reader.options, logprobs=0, constraint=form.constraint())
+        return requests_for(checkpoint, row, form.limit, options)[0]
 
     def record(self) -> dict[str, Any]:
-        """The result: the text, and of each token of it where it ends and its probability."""
-        files, source = self.batch.files, self.value["image"]
-        result = {"page": self.key}
+        """The result: of each token it has where in the text it stands, and its probability."""
+        result = {"page": self.key, "images": [self.value["image"]]}
         if self.error is not None:
             return result | {"ended": "failed", "error": one_line(self.error)}
-        checkpoint, output = self.batch.checkpoint, self.done[0]
+        checkpoint, files, output = self.batch.checkpoint, self.batch.files, self.done[0]
         ids = [one for one in output.token_ids if one not in checkpoint.stop_token_ids]
-        thought = len(checkpoint.thinking.split(ids, False)[0]) if checkpoint.thinking else 0
-        stream, text, tokens = TextStream(checkpoint.processor.tokenizer, False), "", list[list[Any]]()
-        for token_id, said in zip(ids, output.logprobs or ()):
-            text += stream.put(token_id)
-            tokens.append([len(text), rounded(math.exp(said.logprob or 0.0))])
-        result |= {"model": files.model, "images": [source], "question": self.value["question"]}
-        told = {"answers": [text + stream.finish()], "ended": self.form.ended(output), "size": [*self.size]}
-        told |= {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
+        skip = len(checkpoint.thinking.split(ids, False)[0]) if checkpoint.thinking else 0
+        stream, text, tokens = TextStream(checkpoint.processor.tokenizer, False), "", list[Any]()
+        for token_id, said in zip(ids[skip:], output.logprobs[skip:]):
+            begin, text = len(text), text + stream.put(token_id)
+            tokens.append((begin, len(text), rounded(math.exp(said.logprob or 0.0))))
+        result |= {"model": files.model, "question": self.value["question"], "size": self.size}
+        result |= {"answers": [text + stream.finish()], "ended": self.form.ended(output)}
+        told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told
 
 
-def source_of(record: dict[str, Any]) -> tuple[str, int]:
-    """The document and the number of a result's page."""
-    source, _, number = record["page"].rpartition("#")
-    return source, int(number)
+def _source_of(record: dict[str, Any]) -> str:
+    return record["images"][0]
+
+
+def _number_of(key: str) -> int:
+    return int(key.rpartition("#")[2])
