@@ -56,7 +56,7 @@ class Pages:
         (self._pdf or self._file).close()
 
     def draw(self, number: int, images: Images | None = None) -> Image.Image:
-        """Page `number`, from 1. That of a PDF is as large as a model with this rule for images sees its scan;
+        """Page `number`, from 1. A PDF's is as large as a model with this rule for images sees a scan of it;
         without a rule, as large as the scan. Raises ImageError."""
         name = f"{self._name}: page {number}"
         if self._pdf is None:

@@ -154,8 +154,8 @@ def questions_of_images(
     endings: frozenset[str] = ENDINGS,
 ) -> Questions:
     """Each question about each image of folders with their subfolders and of names, in an order that no file
-    system decides. `things`: what a question asks to locate, by its text. `endings`: of files in folders; with
-    others than of images, a file that is named may have any.
+    system decides. `things`: what a question asks to locate, by its text. `endings`: of files in folders;
+    where these are not of images alone, a file that is named may have any.
 
     What is hidden, what does not end as images do, and links to folders are left out. Nothing is opened here:
     an image that cannot be read is an error of its own. An id is the image's path, relative to a single

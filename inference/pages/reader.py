@@ -29,7 +29,6 @@ from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, join, page_document
-from inference.pages.ending import PageForm, page_form
 from messages import one_line
 
 # What a document says of a page that is not whole.
@@ -77,14 +76,14 @@ class Reader(Batch):
         where two would be the same."""
         sources = {*map(_source_of, self.files.results)}
         sources |= {value["image"] for _, value in self.files.source.entries}
-        paths = {source: os.path.abspath(source) for source in sources}
-        common = os.path.commonpath([*map(os.path.dirname, paths.values())])
-        names = {source: os.path.relpath(path, common) for source, path in paths.items()}
-        stems = {source: os.path.splitext(name)[0] for source, name in names.items()}
-        used = Counter(name.casefold() for source in sources for name in {names[source], stems[source]})
-        for source, stem in stems.items():
-            names[source] = stem if used[stem.casefold()] == 1 else names[source]
-        return {source: self.folder / f"{name}.{self.format}" for source, name in names.items()}
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(source)) for source in sources])
+        forms = {(one := os.path.relpath(source, common)): os.path.splitext(one)[0] for source in sources}
+        used = Counter(form.casefold() for both in forms.items() for form in {*both})
+        names = {one: stem if used[stem.casefold()] == 1 else one for one, stem in forms.items()}
+        return {
+            source: self.folder / f"{names[os.path.relpath(source, common)]}.{self.format}"
+            for source in sources
+        }
 
     def written(self, record: dict[str, Any]) -> None:
         source = _source_of(record)
@@ -121,17 +120,15 @@ class _Page(Question):
     """A page on its way to its text; `tiled` draws it."""
 
     size: tuple[int, int] = (0, 0)
-    form: PageForm | None = None
 
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
         processor = checkpoint.processor
         image = self.tiled(_number_of(self.key), processor.images)
         row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
-        form = page_form(checkpoint, processor.reading, image.size, reader.max_new_tokens, len(row.input_ids))
-        self.size, self.form = image.size, form
-        options = replace(reader.options, logprobs=0, constraint=form.constraint())
-        return requests_for(checkpoint, row, form.limit, options)[0]
+        limit = min(reader.max_new_tokens or 8192, checkpoint.context - len(row.input_ids))
+        self.size, options = image.size, replace(reader.options, logprobs=0)
+        return requests_for(checkpoint, row, limit, options)[0]
 
     def record(self) -> dict[str, Any]:
         """The result: of each token it has where in the text it stands, and its probability."""
@@ -146,7 +143,10 @@ class _Page(Question):
             begin, text = len(text), text + stream.put(token_id)
             tokens.append((begin, len(text), rounded(math.exp(said.logprob or 0.0))))
         result |= {"model": files.model, "question": self.value["question"], "size": self.size}
-        result |= {"answers": [text + stream.finish()], "ended": self.form.ended(output)}
+        result |= {
+            "answers": [text + stream.finish()],
+            "ended": "whole" if output.stop_reason == "stop" else "cut",
+        }
         told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told
 
