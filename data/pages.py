@@ -13,13 +13,15 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from PIL import Image
 
 from data.errors import ImageError, optional
-from data.image_rules import Images
 from data.images import ImageLimits, check_size, open_file, orientation_of, refusing_damage, upright
+
+if TYPE_CHECKING:
+    from data.image_rules import Images  # imports torch, which --help does without
 
 SCAN_DPI = 200  # or less, of a poster whose scan would have too many pixels
 ADVICE = "to read PDFs, install the package pypdfium2: pip install -r requirements-read.txt"
