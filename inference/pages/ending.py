@@ -27,7 +27,6 @@ from torch import Tensor
 from data.reading import Reading
 from generation.sampling import keep
 from inference.checkpoint import Checkpoint
-from inference.errors import RequestError
 from inference.grammar import Form
 from inference.pages.doctags import CELL, COLUMNS, ELEMENTS, FIGURES, FORM, doctags_grammar
 
@@ -48,8 +47,6 @@ class PageForm:
         size: (width, height) of the page in pixels.
         limit: of its tokens, in place of the one that follows from the size.
         prompt: positions of the prompt with the image; None estimates them.
-
-    Raises RequestError where there is no room for any page.
     """
 
     def __init__(
@@ -64,8 +61,7 @@ class PageForm:
         own = LEAST + min(positions * POSITION, size[0] * size[1] // PIXELS, MOST - LEAST)
         room = checkpoint.context - (positions + PROMPT if prompt is None else prompt)
         self.limit = min(limit or own, room)
-        if self.limit < LEAST // 2:
-            raise RequestError(f"a page: expected room for {LEAST // 2} new tokens, got {self.limit}")
+        self.reserve = min(RESERVE, self.limit // 2)
         vocabulary, self.begin, self._pages = checkpoint.forms.constraints.vocabulary, None, list[PageEnd]()
         self.tokenizer, self.stop_ids, self.names = vocabulary.tokenizer, vocabulary.stop_ids, _HTML
         self.cell = len(self.tokenizer.tokenize_str("<ecel>"))
@@ -143,7 +139,7 @@ class PageEnd:
         self._forced = (self._if_stopped if self._if_stopped[:1] == [token_id] else self._forced)[1:]
         if self.over or self._forced or self.forced()[:1] == self._form.stop_ids[:1]:
             return
-        left = self._form.limit - len(self.ids) - RESERVE
+        left = self._form.limit - len(self.ids) - self._form.reserve
         if left < FAR and (ends := self._ends()) and left <= len(ends) + self._cells()[0] * self._form.cell:
             self.cut, self._forced = True, ends
         elif span := self._repeated():
