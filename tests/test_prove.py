@@ -17,7 +17,7 @@ from inference.checkpoint import open_checkpoint
 from models import language_model
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 
-SAVE = {kind: partial(qwen_checkpoints.save_hf, kind) for kind in qwen_checkpoints.KINDS}
+SAVE = {kind: partial(qwen_checkpoints.save_hf, kind) for kind in ("qwen2_5_vl", "qwen3_5", "paddleocr_vl")}
 SAVE |= {"lfm2_vl": lfm2_checkpoints.save_hf, "gemma4": gemma4_checkpoints.save_hf}
 
 
