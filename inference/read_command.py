@@ -39,7 +39,8 @@ def ranges(text: str) -> list[tuple[int, int]]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("read", "Read documents; run it again to resume.")
-    parser.set_defaults(model=MODEL, max_new_tokens=None)
+    # Small writing on a page wants more pixels than a CPU has of an image by default.
+    parser.set_defaults(model=MODEL, max_new_tokens=None, max_pixels=2**21)
     add = parser.add_argument
     named = "PDFs, images, TIFFs of many pages, and folders of them with their subfolders"
     add("names", nargs="+", metavar="FILE|FOLDER", help=named)
@@ -49,6 +50,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--pages", type=ranges, default="1-999999999", metavar="RANGES", help=some)
     add("--task", choices=TASKS, default="page", help="what is to be read (default: page)")
     batch_command.add_many(add)
+    own = ("folder", "format", "task", "max_new_tokens")
+    parser.set_defaults(source=pages_of, kind="inference.pages.reader:Reader", how=own)
     args = parser.parse_args(arguments)
     part = "" if args.shard is None else "-{}-of-{}".format(*args.shard)
     args.folder, args.out = args.out, args.out / f"pages{part}.jsonl"
@@ -60,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     for package in ("docling_core", "pypdfium2"):
         optional(package, ADVICE)
     args.folder.mkdir(parents=True, exist_ok=True)
-    how = ("folder", "format", "task", "max_new_tokens")
-    return batch_command.run(args, pages_of, "inference.pages.reader:Reader", how)
+    return batch_command.run(args)
 
 
 def pages_of(args: argparse.Namespace) -> Questions:
@@ -76,7 +78,7 @@ def pages_of(args: argparse.Namespace) -> Questions:
             if not wanted:
                 raise ImageError(f"{source}: expected one of its {count} pages among --pages")
             asked["question"] = f"pages of {count} in {size} bytes"  # other results are of another document
-            entries += [(f"{source}#{number:05}", asked) for number in wanted]
+            entries += [(f"{source}#{number:05}", asked | {"page": number}) for number in wanted]
         except (ImageError, OSError) as error:
             unread.append(one_line(error))
     return replace(found, key="page", noun="page", entries=entries, unread=unread)
