@@ -22,6 +22,8 @@ CUDA_PY ?= $(CUDA_VENV)/bin/python
 CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
 
 export IMAGE QUESTION
+# Where it is set, each of the tests' processes would compile every module again: seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: answer demo serve test test-all types quick-tests slow-tests cuda-check cuda-interpreted cuda-compiled soak train clean
 
@@ -84,12 +86,12 @@ $(INSTALLED): requirements.txt
 	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 
-# Its stamp holds all three files: a change of any installs again.
-$(TESTED): requirements-dev.txt requirements-video.txt $(INSTALLED)
+# Its stamp holds all four files: a change of any installs again.
+$(TESTED): requirements-dev.txt requirements-video.txt requirements-read.txt $(INSTALLED)
 	@cat $^ | cmp -s - $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cat $^ > $@
 
-$(CUDA_INSTALLED): requirements.txt requirements-dev.txt requirements-video.txt requirements-cuda-check.txt
+$(CUDA_INSTALLED): requirements.txt requirements-dev.txt requirements-video.txt requirements-read.txt requirements-cuda-check.txt
 	@test -x $(CUDA_VENV)/bin/pip || $(PYTHON) -m venv $(CUDA_VENV)
 	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cuda-check.txt

@@ -13,12 +13,13 @@
     curl -s https://example.org/photo.jpg | python generate.py - "What is this?"
     echo "What is this?" | python generate.py photo.jpg
 
-Three more commands have options of their own (python generate.py chat --help):
+Four more commands have options of their own (python generate.py chat --help):
 
     python generate.py chat photo.jpg                         # a conversation
     python generate.py batch questions.jsonl --out answers.jsonl
     python generate.py batch photos -q "How many boats are there?" --out answers.jsonl
     python generate.py where photo.jpg "What is it?" --out where.png
+    python generate.py read scan.pdf                          # into read/scan.md
 
 The answer goes to stdout while it is made, everything else to stderr: also what the model thinks before it
 answers. A batch reports a bad line in its results and continues. Run it again to resume where it stopped; the
@@ -26,7 +27,7 @@ bad lines are tried again.
 
 Exit status:
     0    every question was answered
-    1    some lines of a batch could not be answered; the results hold their errors
+    1    some lines of a batch or pages could not be answered; the results hold their errors
     2    an error, described in one sentence; or a line of a chat from a pipe failed
     130  Ctrl-C
     141  the reader of stdout has gone

@@ -45,6 +45,7 @@ usage: ocelli IMAGE [QUESTION]     answer a question (`ocelli ask --help` has th
   chat      talk about an image in the terminal
   batch     answer the questions of a file, or one question about a folder of images
   where     show where the model looked
+  read      make Markdown, HTML, JSON or text of PDFs and scans
   serve     answer programs over HTTP, in OpenAI's and Anthropic's protocols
   page      the same, with its page opened in a browser
   train     fine-tune on rows of your own; without arguments, an example of minutes
@@ -86,7 +87,10 @@ def main() -> None:
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
-        program, known = "generate", (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where")
+        program, known = (
+            "generate",
+            (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where", "read"),
+        )
         meant = "" if first in known or os.path.exists(first) else messages.did_you_mean(first, known)
         if meant:
             print(

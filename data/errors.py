@@ -9,13 +9,24 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from messages import OneSentence, one_line
 
 
 class ImageError(OneSentence):
     """An image that cannot be used."""
+
+
+def optional(module: str, advice: str) -> Any:
+    """A module that not everybody has installed. Raises ImageError with `advice`, such as "to read videos,
+    install the package av"."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ImageError(advice) from None
 
 
 class PromptError(OneSentence):

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data.errors import ImageError
+from data.errors import ImageError, optional
 from data.pixels import array_size, eight_bits, from_array
 from messages import one_line
 
@@ -196,7 +196,7 @@ def open_undecoded(source: Any, limits: ImageLimits, name: str) -> tuple[Image.I
     """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
-        return source, 1 if source.format == "TIFF" else _orientation(source)
+        return source, 1 if source.format == "TIFF" else orientation_of(source)
     return open_file(io.BytesIO(read_bytes(source, limits, name)), limits, name)
 
 
@@ -209,7 +209,7 @@ def open_file(file: BinaryIO, limits: ImageLimits, name: str) -> tuple[Image.Ima
         with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
             warnings.simplefilter("ignore")
             image = limits.open(file, formats)
-            orientation = _orientation(image)
+            orientation = orientation_of(image)
     except UnidentifiedImageError as error:
         raise _no_image(head, name) from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or damage
@@ -244,15 +244,12 @@ def _formats(data: bytes, name: str) -> list[str]:
     Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
     if not is_heic(data):
         return [name for name in FORMATS if name in Image.OPEN]
-    try:
-        import pi_heif
-    except ImportError:
-        raise ImageError(f"{name}: to read HEIC images, install the package pi-heif") from None
+    pi_heif = optional("pi_heif", f"{name}: to read HEIC images, install the package pi-heif")
     pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
     return ["HEIF"]
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation_of(image: Image.Image) -> int:
     """1 to 8, by the image's EXIF, else its XMP; 1 where neither can be read. Of a PNG, EXIF counts that
     stands before the pixels."""
     found = None

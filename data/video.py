@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from data.errors import ImageError
+from data.errors import ImageError, optional
 from data.images import ImageLimits, check_size, load_image, open_file, refusing_damage, upright
 from messages import one_line
 
@@ -114,11 +114,8 @@ def _upright(frame: Any) -> Image.Image:
 @contextmanager
 def _decoder(open_file: Callable[[], BinaryIO], container: str, name: str) -> Iterator[tuple[Any, Any]]:
     """PyAV's container and the stream of its pictures; what goes wrong in here becomes an ImageError."""
-    try:
-        import av  # an optional requirement
-    except ImportError:
-        advice = "to read videos, install the package av: pip install -r requirements-video.txt"
-        raise ImageError(f"{name}: {advice} (an animated GIF and a folder of images need nothing)") from None
+    advice = "to read videos, install the package av: pip install -r requirements-video.txt"
+    av = optional("av", f"{name}: {advice} (an animated GIF and a folder of images need nothing)")
     try:
         with open_file() as file, av.open(file, format=container) as opened:
             if not opened.streams.video:

@@ -18,8 +18,8 @@ class TextStream:
     `DecodeStream` raises where bytes that are no text come before, as a sampler may have it.)
     """
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        self.tokenizer, self._skip = tokenizer, skip_special_tokens
         self._ids: list[int] = []  # tokens of the last piece returned, then those not yet returned
         self._returned = 0  # how many of them are in the text already
 
@@ -40,7 +40,7 @@ class TextStream:
 
     def _new_text(self) -> str:
         before, text = (
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self.tokenizer.decode(ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False)
             for ids in (self._ids[: self._returned], self._ids)
         )
         return text[len(before) :]

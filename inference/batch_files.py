@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
@@ -147,10 +147,14 @@ def _read(raw: bytes) -> Any:
 
 # ------------------------------------------------------------------------------------ images of folders
 def questions_of_images(
-    names: Sequence[str], questions: Sequence[str], things: dict[str, str] | None = None
+    names: Sequence[str],
+    questions: Sequence[str],
+    things: dict[str, str] | None = None,
+    documents: Collection[str] = (),
 ) -> Questions:
     """Each question about each image of folders with their subfolders and of names, in an order that no file
-    system decides. `things`: what a question asks to locate, by its text.
+    system decides. `things`: what a question asks to locate, by its text. `documents`: endings of what counts
+    as images in folders too; a file that is named then counts whatever its ending is.
 
     What is hidden, what does not end as images do, and links to folders are left out. Nothing is opened here:
     an image that cannot be read is an error of its own. An id is the image's path, relative to a single
@@ -160,7 +164,7 @@ def questions_of_images(
     first = os.path.expanduser(names[0])
     folder = first if len(names) == 1 and os.path.isdir(first) else ""
     name = names[0] if len(names) == 1 else f"{len(names)} names"
-    paths = {path for one in names for path in _found(one, unread)}
+    paths = {path for one in names for path in _found(one, unread, documents)}
     if folder:
         paths = {os.path.relpath(path, folder) for path in paths}
     reasons = list(map(one_line, unread))
@@ -176,26 +180,28 @@ def questions_of_images(
     return Questions("id", name, folder, entries, things or {}, reasons)
 
 
-def _found(name: str, unread: list[OSError]) -> Iterator[str]:
+def _found(name: str, unread: list[OSError], documents: Collection[str]) -> Iterator[str]:
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
         raise RequestError(f"{name!r}: no such file or folder{LOST}")
     if not os.path.isdir(path):
-        yield from _images([path])
+        yield from [path] if documents else _images([path])
         return
     for folder, subfolders, files in os.walk(path, onerror=unread.append):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        yield from _images(os.path.join(folder, name) for name in files if not name.startswith("."))
+        shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
+        yield from _images(shown, documents)
 
 
-def _images(paths: Iterable[str]) -> Iterator[str]:
+def _images(paths: Iterable[str], documents: Collection[str] = ()) -> Iterator[str]:
     """The paths of images; a link that leads nowhere is one, as a person would see it."""
-    return (path for path in paths if _is_image(path) and (os.path.isfile(path) or os.path.islink(path)))
+    there = (path for path in paths if os.path.isfile(path) or os.path.islink(path))
+    return (path for path in there if _is_image(path, documents))
 
 
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in ENDINGS
+def _is_image(name: str, documents: Collection[str] = ()) -> bool:
+    return (ending := os.path.splitext(name)[1].lower()) in ENDINGS or ending in documents
 
 
 # ------------------------------------------------------------------------------------- the file of results

@@ -25,7 +25,7 @@ from inference.thinking import THINK_TOKENS, Think, held_to
 from inference.votes import PICKS
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("chat", "batch", "where")  # beside the question itself, which needs no name
+COMMANDS = ("chat", "batch", "where", "read")  # beside the question itself, which needs no name
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 # The names in data.boxes, whose import takes as long as all of this file.
@@ -35,7 +35,14 @@ STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writ
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
 _ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None}
-_ABSENT |= {"draft": False, "json": False, "no_image": False, "think": False, "think_tokens": None}
+_ABSENT |= {
+    "draft": False,
+    "json": False,
+    "no_image": False,
+    "think": False,
+    "think_tokens": None,
+    "grammar": None,
+}
 
 
 def log(text: str) -> None:
@@ -79,17 +86,19 @@ def command_parser(name: str, description: str) -> Parser:
 
     group = parser.add_argument_group("answer")
     add = group.add_argument
-    add("--max-new-tokens", **_NUMBER, default=256, help="maximum of tokens of the answer (default 256)")
+    most = "maximum of tokens of the answer (default 256; of a page: by its size)"
+    add("--max-new-tokens", **_NUMBER, default=256, help=most)
     for own in fields(SamplingParams):
         kind, about = float if isinstance(own.default, float) else int, own.metadata
         flag = {"type": kind, "default": own.default, "metavar": about["metavar"], "help": about["help"]}
         add(f"--{own.name.replace('_', '-')}", **flag)
-    form = group.add_mutually_exclusive_group().add_argument
-    held = "answer with JSON that fits the JSON schema in this file"
-    form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
-    held = "answer with the likeliest of these texts (or a JSON list of texts) or whole numbers"
-    form("--choices", type=choices, dest="grammar", metavar="A,B,...|1..5", help=held)
-    if name != "where":
+    if name != "read":
+        form = group.add_mutually_exclusive_group().add_argument
+        held = "answer with JSON that fits the JSON schema in this file"
+        form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
+        held = "answer with the likeliest of these texts (or a JSON list of texts) or whole numbers"
+        form("--choices", type=choices, dest="grammar", metavar="A,B,...|1..5", help=held)
+    if name not in ("where", "read"):
         flags.add_think(add)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
     add("--prefix-cache", metavar="DIR", help=kept)

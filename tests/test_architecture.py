@@ -116,7 +116,7 @@ MAY_IMPORT = {
     "tools": {"tools", "web", "eval", "benchmarks"} | EVERYTHING_BELOW,
     # Beside the product: nobody imports it; `data: recipes.NAME` and a task's name in eval/tasks.py find it.
     **dict.fromkeys(
-        ("recipes.shapes.tests", "recipes.world.tests"),
+        ("recipes.pages.tests", "recipes.shapes.tests", "recipes.world.tests"),
         {"recipes", "train", "tests", "eval"} | EVERYTHING_BELOW,
     ),
     "recipes": {"recipes", "eval"} | EVERYTHING_BELOW,

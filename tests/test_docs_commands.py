@@ -45,6 +45,7 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m eval prove checkpoints/ocelli-shapes --url http://127.0.0.1:8000/v1 --name "
     "ocelli-shapes": "tests/test_prove.py",
     ".venv/bin/python -m eval prove --check prove.json": "tests/test_prove.py",
+    ".venv/bin/python -m eval prove checkpoints/ocelli-shapes --quick": "tests/test_prove.py",
     ".venv/bin/python -m benchmarks.latency first-token --rounds 5": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.latency load": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.throughput prefix": "tests/test_benchmarks.py",

@@ -101,6 +101,7 @@ def test_the_installed_package_has_one_name_and_answers_in_any_folder(built, tmp
         "chat",
         "batch",
         "where",
+        "read",
         "serve",
         "page",
         "train",
