@@ -73,7 +73,7 @@ def test_whole_doctags_are_read_as_docling_core_reads_them(seed):
 MARKS = r"""<text> </text> <otsl> </otsl> <fcel> <lcel> <ucel> <nl> <ched> <loc_1> <loc_999> <picture>
 </picture> <chart> <caption> </caption> <list_item> </list_item> <ordered_list> </unordered_list> <inline>
 </inline> <code> </code> <_Python_> <formula> <title> <page_header> <doctag> <key_0> ``` $ $$ \( \) \[ \] | **
-<table> </table> <tr> <td> </td> <th> <tr <td <b> </b> <box> </box> <!-- --> & < > \ ` # <think> * _ ![ ]( )"""
+<table> </table> <tr> <td> </td> <th> <tr <td <b> </b> <box> </box> <!-- --> & < > \ ` # <a> * _ ![ ]( )"""
 SPACED = (
     '<td rowspan="3">',
     '<td colspan="99999">',

@@ -10,17 +10,15 @@ outside of tags or in one that is not closed, lists in lists, and pictures witho
 
 from __future__ import annotations
 
-import html
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from docling_core.transforms.serializer import html as htmls
-from docling_core.transforms.serializer import markdown, plain_text
+from docling_core.transforms.serializer import html, markdown, plain_text
 from docling_core.types.doc.base import BoundingBox, ImageRefMode, Size
 from docling_core.types.doc.common.content_layer import ContentLayer
 from docling_core.types.doc.document import DoclingDocument, ImageRef, ListGroup, ProvenanceItem, TableData
@@ -33,39 +31,38 @@ from data.reading import Reading
 
 _WRITERS: dict[str, Any] = {
     "md": (markdown.MarkdownDocSerializer, markdown.MarkdownParams),
-    "html": (htmls.HTMLDocSerializer, htmls.HTMLParams),
+    "html": (html.HTMLDocSerializer, html.HTMLParams),
     "txt": (plain_text.PlainTextDocSerializer, plain_text.PlainTextParams),
 }
 FORMATS = (*_WRITERS, "json")
 _LANGUAGES = {label.value.lower(): label for label in CodeLanguageLabel}
 _GROUPS, _PICTURES = ("ordered_list", "unordered_list", "inline"), ("picture", "chart")
 _HOLDERS = ("otsl", "document_index", "code", *_PICTURES)  # in which captions stand
-_INSIDE = ("formula", "inline")  # the one in the other
 _TAGS = (
     *("list_item", "text", "formula", "title", "caption", "footnote", "page_header", "page_footer"),
     *("checkbox_selected", "checkbox_unselected", *(f"section_header_level_{n}" for n in range(1, 7))),
 )
-_MARK = re.compile(  # its second group is an OTSL cell's
+_MARK = re.compile(  # "at" is none of DocTags': it says where what follows stands in Markdown
     rf"(</?(?:{'|'.join((*_GROUPS, *_HOLDERS, *_TAGS))}|doctag|page_break|(?:key|value|link)_\w+)>"
-    r"|<loc_\d+>|<_[\w+#.-]+_>|<(?:[feluxn]cel|[cr]hed|srow|nl)>)"
+    r"|<(?:loc|at)_[\d.]+>|<_[\w+#.)-]+_>|<(?:[feluxn]cel|[cr]hed|srow|nl)>)"
 )
-_LESS = "\ue000"  # stands for < in the text of cells
 _CELL = re.compile(r"<([felux]cel|[cr]hed|srow)>")
-# What stands between lines of Markdown: code, tables in HTML, OTSL or between bars, formulas, pictures.
-_BLOCK = re.compile(
+_LESS = "\ue000"  # stands for < where that begins no mark
+_ATTRIBUTES = r"""(?:\s+[\w-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s<>"']+))*\s*/?>"""
+_NO_TABLE = re.compile(rf"<(?!/?(?:table|thead|tbody|tfoot|tr|td|th|br|b|i|p|em|strong|su[bp]){_ATTRIBUTES})")
+_SIGN = re.compile(
     r"^[ \t]*(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)"
-    r"|(?P<table><table\b.*?(?:</table>|\Z))|(?P<otsl>(?:<otsl>)?<[fe]cel>.*?(?:</otsl>|<nl>(?!\s*<\wcel>)|\Z))"
-    r"|(?P<bars>^[^\n|]*\|[^\n]*\n[ \t]*\|?[ \t:]*-[ \t:|-]*(?:\n[^\n|]*\|[^\n]*)*)"
+    r"|(?P<table><table\b.*?(?:</table>|\Z))"
+    r"|^(?P<bars>[^\n|]*\|[^\n]*\n[ \t]*\|?[ \t:]*-[ \t:|-]*(?:\n[^\n|]*\|[^\n]*)*)"
     r"|\$\$(?P<dollars>(?:(?!\$\$).)+)\$\$|\\\[(?P<formula>(?:(?!\\\[).)+?)\\\]"
-    r"|!\[(?P<picture>[^\]\n]{0,500}\]\([^)\s]{0,500})\)",
+    r"|!\[(?P<picture>[^\]\n]{0,500}\]\([^)\s]{0,500})\)"
+    r"|^[ \t]*(?P<sharps>#{1,6})[ \t]+(?P<heading>[^\n]*)"
+    r"|^(?P<space>[ \t]*)(?P<item>[-*+•]|\d{1,9}[.)])[ \t]+(?=\S)"
+    r"|(?P<box><box>[\d\s,.()\[\]]{0,99}</box>|(?:<\|?(?:LOC|COORD)_\d+\|?>){4,8})"
+    r"|(?P<rest>\n[ \t]*\n(?=\S)(?![-*+•]|\d+[.)])|^[-*_=]{3,}[ \t]*$)"
+    rf"|(?P<style></?(?:b|i|u|em|strong|su[bp]|div|span|p|center|ref){_ATTRIBUTES}|(?<!\S)\*\*|\*\*(?!\S))",
     re.DOTALL | re.MULTILINE,
 )
-_LINE = re.compile(r"^([ \t]*)(?:(#{1,6})[ \t]+|(?:([-*+•]|\d{1,9}[.)])[ \t]+)|>[ \t]?)?(.*)$", re.MULTILINE)
-_ATTRIBUTES = r"""(?:\s+[\w-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s<>"']+))*\s*/?>"""
-_OTHER = re.compile(rf"<(?!/?(?:table|thead|tbody|tfoot|tr|td|th|br|b|i|p|em|strong|sup|sub){_ATTRIBUTES})")
-_STYLE = re.compile(rf"</?(?:b|i|u|em|strong|sup|sub|div|span|p|center|br|ref){_ATTRIBUTES}")
-_STRESS = re.compile(r"(?<![\w*])(\*{1,3}|__)(?=[^\s*_])([^*\n]{1,300}?)(?<=\S)\1(?![\w*])")
-_BOX = re.compile(r"<box>[\d\s,.()\[\]]{0,99}</box>|(?:<\|?(?:LOC|COORD)_\d+\|?>){4,8}")
 _UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -103,11 +100,8 @@ def page_document(
         document: that of the pages before, which is changed.
     """
     text = _UNSEEN.sub("\ufffd", text.replace("\r\n", " \n").replace("\r", "\n"))
-    pieces = _doctags(text) if reading.form == "doctags" else [*_markdown(text)]
-    document, groups = (
-        document or DoclingDocument(name="document"),
-        list[list[Any]](),
-    )  # key, group, last item
+    pieces, groups = _pieces(text if reading.form == "doctags" else _marked(text)), list[list[Any]]()
+    document = document or DoclingDocument(name="document")
     document.add_page(page_no=number, size=Size(width=image.width, height=image.height))
     for piece, end in zip(pieces, [*(one.at for one in pieces[1:]), len(text)]):
         if (
@@ -120,7 +114,7 @@ def page_document(
             groups.pop()
         for key in piece.groups[len(groups) :]:
             add = document.add_inline_group if key[0] == "inline" else document.add_list_group
-            groups.append([key, add(parent=groups[-1][2] if groups else None), None])
+            groups.append([key, add(parent=groups[-1][2] if groups else None), None])  # and its last item
         item = _add(document, piece, groups[-1][1] if groups else None, image, number)
         first, last = (bisect_left(spans, at, key=lambda span: span[0]) for at in (piece.at, end))
         if first < last:
@@ -133,11 +127,12 @@ def page_document(
 
 def _add(document: DoclingDocument, piece: Piece, parent: Any, image: Image.Image, number: int) -> Any:
     """The item of a piece, with its captions, in the document."""
-    text, tag, (wide, high) = "".join(piece.said).strip(), piece.tag, image.size
+    written, tag, (wide, high) = "".join(piece.said), piece.tag, image.size
+    text = written.strip().replace(_LESS, "<")
     xs, ys = ([min(one, 1) for one in piece.box[at::2]] or [0] for at in (0, 1))
     box = BoundingBox(l=min(xs) * wide, t=min(ys) * high, r=max(xs) * wide, b=max(ys) * high)
-    place = ProvenanceItem(page_no=number, bbox=box, charspan=(0, len(text)))
-    about: dict[str, Any] = {"parent": parent, "prov": place}
+    about: dict[str, Any] = {"parent": parent}
+    about["prov"] = ProvenanceItem(page_no=number, bbox=box, charspan=(0, len(text)))
     if isinstance(parent, ListGroup):
         return document.add_list_item(text, piece.mark[:1].isdigit(), piece.mark or "-", **about)
     if tag in _PICTURES:
@@ -147,17 +142,18 @@ def _add(document: DoclingDocument, piece: Piece, parent: Any, image: Image.Imag
             _add(document, replace(piece, tag="otsl", captions=[]), parent, image, number)
         elif text := re.sub(r"<[a-z_]+>", "", text):  # its kind, such as <bar_chart>
             piece.captions.append(Piece("caption", piece.at, said=[text]))
-    elif tag in _HOLDERS and tag != "code" and (table := _table(text)):
+    elif tag in _HOLDERS and tag != "code" and (table := _table(written)):
         item = document.add_table(table, **about)
-    elif tag == "code":
-        known = _LANGUAGES.get(piece.mark.lower(), CodeLanguageLabel.UNKNOWN)
-        item = document.add_code("".join(piece.said).strip("\n"), known, **about)
-    elif tag.startswith("section"):
-        item = document.add_heading(text, level=int(tag[-1]), **about)
     else:
         layer = ContentLayer.FURNITURE if tag.startswith("page") else None
-        label = DocItemLabel(tag) if tag in _TAGS else DocItemLabel.TEXT
+        label = DocItemLabel(re.sub(r"_level_\d", "", tag)) if tag in (*_TAGS, "code") else DocItemLabel.TEXT
+        if tag == "code" and piece.mark.lower() not in ("", *_LANGUAGES):
+            text = f"{piece.mark}\n{text}"
         item = document.add_text(label, text, content_layer=layer, **about)
+        if tag == "code":
+            item.code_language = _LANGUAGES.get(piece.mark.lower(), CodeLanguageLabel.UNKNOWN)
+        elif tag.startswith("section"):
+            item.level = int(tag[-1])
     for one in piece.captions:
         floats = tag in _HOLDERS and tag != "code"  # whose captions HTML leaves out
         said = _add(document, one, item if floats else parent, image, number)
@@ -172,16 +168,10 @@ def _table(otsl: str) -> TableData | None:
     for line in otsl.split("<nl>"):
         loose, *marks = (one.strip().replace("<", _LESS) for one in _CELL.split(line))
         cells = [("fcel", loose)] * bool(loose) + [*zip(marks[::2], marks[1::2])]
-        filled = (
-            ("fcel" if kind[1:] == "cel" else kind, text) if text else (kind, "") for kind, text in cells
-        )
-        empty = {
-            "fcel": "ecel",
-            "ched": "ecel",
-            "rhed": "ecel",
-            "srow": "ecel",
-        }  # of these docling-core wants text
-        rows.append([f"<{kind if text else empty.get(kind, kind)}>{text}" for kind, text in filled])
+        # docling-core wants text in cells of every kind but these, and none in these.
+        kinds = [(("fcel" if kind[1:] == "cel" else kind) if text else kind, text) for kind, text in cells]
+        bare = ("lcel", "ucel", "xcel")
+        rows.append([f"<{kind if text or kind in bare else 'ecel'}>{text}" for kind, text in kinds])
     rows, width = [row for row in rows if row], max(map(len, rows))
     if len(rows) * width > 200_000:
         return None
@@ -193,15 +183,18 @@ def _table(otsl: str) -> TableData | None:
     return table
 
 
-def _doctags(text: str) -> list[Piece]:
+def _pieces(text: str) -> list[Piece]:
     """The pieces of DocTags, and of what stands between them."""
     pieces, groups, holder, at = [now := Piece("text", 0)], list[tuple[str, int]](), None, 0
     for number, part in enumerate(_MARK.split(text)):
         tag, ends, cell = part.strip("</>_"), part.startswith("</"), part == "<nl>" or _CELL.match(part)
+        if number % 2 and tag.startswith("at_"):
+            at = int(tag[3:])
+            continue
         if number % 2 == 0 or (cell and now.tag in _HOLDERS):
             now.said.append(part)
         elif tag.startswith("loc_"):
-            now.box.append(int(tag[4:]) / 500)
+            now.box.append(float(tag[4:]) / 500)
         elif part.startswith("<_"):
             now.mark = tag
         elif tag == "caption" and (holder or now.tag in _HOLDERS):
@@ -209,12 +202,15 @@ def _doctags(text: str) -> list[Piece]:
             if holder:
                 holder.captions.append(now)
         else:
+            inside = tag in ("list_item", "text") or (
+                tag == "formula" and groups and groups[-1][0] == "inline"
+            )
             if tag in _GROUPS:
                 groups = groups[:-1] if ends else [*groups[:20], (tag, at)]
             elif tag == "list_item" and not any("list" in key for key, _ in groups):
                 groups = [("unordered_list", at)]
-            elif not (ends or (groups and (tag in ("list_item", "text") or (tag, groups[-1][0]) == _INSIDE))):
-                groups = []  # none of them was closed
+            elif not (ends or inside):
+                groups = []  # which were not closed
             tag = "otsl" if cell else "text" if ends or tag not in (*_HOLDERS, *_TAGS) else tag
             pieces.append(now := Piece(tag, at, tuple(groups), [part] if cell else []))
             holder = None
@@ -222,76 +218,46 @@ def _doctags(text: str) -> list[Piece]:
     return pieces
 
 
-def _markdown(text: str) -> Iterator[Piece]:
-    """The pieces of Markdown."""
+def _marked(text: str) -> str:
+    """Markdown with marks of DocTags in place of its signs."""
     if whole := re.fullmatch(r"(\s*```(?:markdown|md|html)\s*\n)((?:(?!```).)*)(```\s*)?", text, re.DOTALL):
         text = " " * len(whole[1]) + whole[2]
-    last, otsl = (
-        0,
-        {"table": _html, "bars": _bars, "otsl": lambda one: re.sub(r"</?otsl>|<loc_\d+>", "", one)},
-    )
-    for found in _BLOCK.finditer(text):
-        yield from _lines(text[last : found.start()], last)
-        last, kind, at = found.end(), found.lastgroup or "", found.start()
-        said = found[kind]
+    depths = list[int]()
+
+    def mark(found: re.Match) -> str:
+        kind, at, begin = found.lastgroup or "", f"<at_{found.start()}>", ""
+        said = {"table": _html, "bars": _bars}.get(kind, lambda text: text.replace("<", _LESS))(found[kind])
+        if kind == "style":
+            return ""
+        if kind == "box":
+            return "".join(f"<loc_{int(one) / 2}>" for one in re.findall(r"\d+", said))
+        if kind == "item":
+            indent = len(found["space"].expandtabs(4))
+            while depths and depths[-1] > indent:
+                depths.pop()
+                begin += "</unordered_list>"
+            if not depths or depths[-1] < indent:
+                depths.append(indent)
+                begin += f"{at}<unordered_list>"
+            return f"{begin}{at}<list_item><_{said}_>"
+        depths.clear()
         if kind == "code":
             language = found["language"].strip()
-            known = language.lower() in _LANGUAGES
-            yield Piece(kind, at, said=[said if known else f"{language}\n{said}"], mark=language)
-        elif kind == "picture":
-            yield Piece(kind, at, captions=[Piece("caption", at, said=[said.replace("](", " ")])])
-        else:
-            yield Piece("otsl" if kind in otsl else "formula", at, said=[otsl.get(kind, str)(said)])
-    yield from _lines(text[last:], last)
+            said = (f"<_{language}_>" if re.fullmatch(r"[\w+#.-]+", language) else f"{language}\n") + said
+        level = len(found["sharps"] or "") - 1
+        tag = {"code": "code", "table": "otsl", "bars": "otsl", "rest": "page_break"}.get(kind, "formula")
+        if kind == "picture":
+            tag, said = kind, f"<caption>{said.replace('](', ' ')}</caption>"
+        elif kind == "heading":
+            tag = f"section_header_level_{level}" if level else "title"
+        return f"{at}<{tag}>{said}</{tag}>"
 
-
-def _lines(text: str, start: int) -> Iterator[Piece]:
-    """The pieces of Markdown's headings, lists and paragraphs."""
-    pieces, groups, new = (
-        list[Piece](),
-        list[tuple[str, int, int]](),
-        True,
-    )  # the third: how far it is indented
-    for line in _LINE.finditer(text):
-        space, sharps, mark, said = line.groups("")
-        at, indent = start + line.start(), len(space.expandtabs(4))
-        if not re.search(r"[^-*_=\s]", line[0]):
-            new = True
-        elif sharps:
-            tag = f"section_header_level_{len(sharps) - 1}" if sharps[1:] else "title"
-            pieces.append(Piece(tag, at, (), [said.rstrip("# ")]))
-            groups, new = [], True
-        elif mark:
-            kind = "ordered_list" if mark[:1].isdigit() else "unordered_list"
-            while groups and (groups[-1][2] > indent or (groups[-1][2] == indent and groups[-1][0] != kind)):
-                groups.pop()
-            if (not groups or groups[-1][2] < indent) and len(groups) < 20:
-                groups.append((kind, at, indent))
-            pieces.append(Piece("list_item", at, tuple(one[:2] for one in groups), [said], mark=mark))
-            new = False
-        elif new and not (groups and indent):
-            pieces.append(Piece("text", at, (), [said]))
-            groups, new = [], False
-        else:
-            pieces[-1].said.append(f"\n{said}")
-    for piece in pieces:
-        text = "".join(piece.said)
-        marks = "".join(found[0] for found in _BOX.finditer(text))
-        piece.box = [int(one) / 1000 for one in re.findall(r"\d+", marks)]
-        piece.said = [_plain(_BOX.sub("", text))]
-        yield piece
-
-
-def _plain(text: str) -> str:
-    """Text of Markdown without its signs."""
-    text = _STYLE.sub(lambda mark: "\n" if mark[0].startswith("<br") else "", text)
-    return html.unescape(_STRESS.sub(r"\2", text))
+    return _SIGN.sub(mark, text)
 
 
 def _html(source: str) -> str:
     """A table of HTML in OTSL."""
-    tree = etree.HTML(_OTHER.sub("&lt;", source), etree.HTMLParser(huge_tree=True))
-    loose = tree.xpath(".//text()[not(ancestor::*[self::td or self::th][parent::tr])]")
+    tree = etree.HTML(_NO_TABLE.sub("&lt;", source), etree.HTMLParser(huge_tree=True))
     lines, grid = [*tree.iter("tr")], dict[tuple[int, int], str]()
     for row, line in enumerate(lines):
         column = 0
@@ -305,17 +271,19 @@ def _html(source: str) -> str:
                     grid.setdefault(
                         (row + i, column + j), "<xcel>" if i and j else "<ucel>" if i else "<lcel>"
                     )
-            grid[row, column] = f"<{'fcel' if cell.tag == 'td' else 'ched'}>{' '.join(cell.itertext())}"
+            text = " ".join(cell.itertext()).replace("<", _LESS)
+            grid[row, column] = f"<{'fcel' if cell.tag == 'td' else 'ched'}>{text}"
     width = max((column + 1 for _, column in grid), default=0)
     rows = (
         "".join(grid.get((row, column), "<ecel>") for column in range(width)) for row in range(len(lines))
     )
-    return "<nl>".join(("".join(loose), *rows))
+    loose = "".join(tree.xpath(".//text()[not(ancestor::*[self::td or self::th][parent::tr])]"))
+    return "<nl>".join((loose.replace("<", _LESS), *rows))
 
 
 def _bars(text: str) -> str:
     """A table between bars in OTSL."""
-    rows = [re.sub(r"^\s*\|?|\|?\s*$", "", line) for line in text.split("\n")]
+    rows = [re.sub(r"^\s*\|?|\|?\s*$", "", line) for line in text.replace("<", _LESS).split("\n")]
     return "<nl>".join("<fcel>" + re.sub(r"(?<!\\)\|", "<fcel>", row) for row in rows[:1] + rows[2:])
 
 
@@ -325,9 +293,9 @@ def export(document: DoclingDocument, form: str, pictures: Path | None = None) -
     images = ImageRefMode.EMBEDDED if form == "html" else ImageRefMode.PLACEHOLDER
     if pictures and document.pictures and form != "txt":
         document, images = document.model_copy(deep=True), ImageRefMode.REFERENCED
-        pictures.mkdir(parents=True, exist_ok=True)
         for number, one in enumerate(document.pictures, 1):
             if one.image and one.image.pil_image:
+                pictures.mkdir(parents=True, exist_ok=True)
                 one.image.pil_image.save(pictures / f"{number}.png")
                 one.image.uri = Path(pictures.name, f"{number}.png")
     if form == "json":

@@ -31,7 +31,7 @@ from inference.answer_text import TextStream
 from inference.batch import Summary, open_scheduler, rounded
 from inference.checkpoint import Checkpoint
 from inference.forms import requests_for
-from inference.pages.document import export, join, page_document
+from inference.pages.document import export, page_document
 from inference.pages.files import Document
 from messages import one_line
 
@@ -144,30 +144,35 @@ class Reader:
     def _write(self, document: Document, summary: Summary) -> None:
         """Write a document of its pages that were read so far."""
         document.results.compact(errors=True, ordered=True)
-        made, images = list[Any](), self.checkpoint.processor.images
+        made: Any = None
+        images = self.checkpoint.processor.images
         try:
             with closing(open_pages(document.path, document.source)) as pages:
                 for record in document.results:
                     failed = "error" in record
                     image = Image.new("RGB", (1, 1)) if failed else pages.draw(record["page"], images)
-                    made += self._made(record, image)
+                    made = self._made(record, image, made)
         except (ImageError, OSError) as error:  # it could be drawn when it was read
             summary.failures.append(one_line(error))
             return
         document.target.parent.mkdir(parents=True, exist_ok=True)
+        pictures = document.target.with_name(f"{document.target.stem}_pictures")
         with replacing(document.target) as temporary:
-            temporary.write_text(export(join(made), document.target.suffix[1:]), encoding="utf-8")
+            temporary.write_text(export(made, document.target.suffix[1:], pictures), encoding="utf-8")
 
-    def _made(self, record: dict[str, Any], image: Image.Image) -> Iterator[Any]:
-        """The document of one page, and one of what is to be said about it."""
+    def _made(self, record: dict[str, Any], image: Image.Image, made: Any) -> Any:
+        """The document of the pages so far with one more, and what is to be said about it."""
         number, begin, spans = record["page"], 0, list[tuple[int, int, float]]()
         for end, chance in record.get("tokens", ()):
             spans.append((begin, end, chance))
             begin = end
         if "text" in record:
-            yield page_document(record["text"], self.checkpoint.processor.reading, image, number, spans)
+            made = page_document(
+                record["text"], self.checkpoint.processor.reading, image, number, spans, made
+            )
         if note := NOTES.get(record["ended"]):
-            yield page_document(note.format(**record), Reading(), image, number)
+            made = page_document(note.format(**record), Reading(), image, number, document=made)
+        return made
 
 
 def text_and_ends(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int]]:
