@@ -14,7 +14,7 @@ from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, paddleocr_vl,
 FAMILIES: dict[str, ModuleType] = {
     family.NAME: family
     for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4, paddleocr_vl)
-}
+} | {internvl.QIANFAN: internvl}
 # The family of models that are made here, and of a processor's folder without a model.
 NEW = idefics3
 
