@@ -33,4 +33,5 @@ def winner(
     def worth(group: list[int]) -> tuple[int, float]:
         return len(group), math.fsum(confidences[number] for number in group) / len(group)
 
-    return max(max(groups.values(), key=worth), key=confidences.__getitem__)
+    most = max(groups.values(), key=worth)
+    return max(most, key=confidences.__getitem__)
