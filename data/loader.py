@@ -514,7 +514,9 @@ class Loader:
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [[one.name, one.num_rows, one.weight] for one in sources],
             "streams (sections)": {
-                one.name: [STREAM_ORDER, one.rows.identity] for one in sources if isinstance(one.rows, Stream)
+                one.name: [STREAM_ORDER, [one.rows.num_sections]]
+                for one in sources
+                if isinstance(one.rows, Stream)
             },
         }
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,41 +41,14 @@ def reading(failed: str) -> Iterator[None]:
         raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from caught
 
 
-@dataclass(frozen=True)
-class LinesFile:
-    """A file of JSON lines, and its name in messages."""
-
-    path: str
-    name: str
-
-    def starts(self) -> Iterator[int]:
-        """The byte at which each line begins. Blank lines are left out."""
-        begin = 0
-        with open(self.path, "rb") as lines:
-            for line in lines:
-                if line.strip():
-                    yield begin
-                begin += len(line)
-
-    def row(self, begin: int) -> Any:
-        """The object of the line that begins there. In place of one that cannot be read stands a text that
-        says why: the loader counts it with the other bad rows."""
-        with open(self.path, "rb") as lines:
-            lines.seek(begin)
-            try:
-                return json.loads(lines.readline())
-            except (ValueError, RecursionError) as error:
-                return f"{self.name}: a line that is not JSON ({error})"
-
-
 class LinesRows(Sequence):
-    """The rows of JSON-lines files, each read when it is indexed; `starts` (n, 2) int64 are the file and the
-    byte at which each begins."""
+    """The rows of JSON-lines files, each read when it is indexed. files: paths, and names in messages; starts
+    (n, 2) int64: of each row its file, and the byte at which it begins. Blank lines are none."""
 
-    def __init__(self, files: Sequence[LinesFile], starts: np.ndarray | None = None):
+    def __init__(self, files: Sequence[tuple[str, str]], starts: np.ndarray | None = None):
         self.files = files
         if starts is None:
-            found = [(at, begin) for at, file in enumerate(files) for begin in file.starts()]
+            found = [(at, begin) for at, (path, _) in enumerate(files) for begin in _starts(path)]
             starts = np.array(found, np.int64).reshape(-1, 2)
         self.starts = starts
 
@@ -87,23 +59,38 @@ class LinesRows(Sequence):
         return LinesRows(self.files, self.starts[numbers])
 
     def __getitem__(self, index: Any) -> Any:
-        number, begin = self.starts[index].tolist()
-        return self.files[number].row(begin)
+        """In place of a line that cannot be read stands a text that says why: the loader counts it with the
+        other bad rows."""
+        at, begin = self.starts[index].tolist()
+        path, name = self.files[at]
+        with open(path, "rb") as lines:
+            lines.seek(begin)
+            try:
+                return json.loads(lines.readline())
+            except (ValueError, RecursionError) as error:
+                return f"{name}: a line that is not JSON ({error})"
+
+
+def _starts(path: str) -> Iterator[int]:
+    begin = 0
+    with open(path, "rb") as lines:
+        for line in lines:
+            if line.strip():
+                yield begin
+            begin += len(line)
 
 
 class Stream:
     """The rows of an `IterableDataset` of the library, in sections that can be read without the others: its
     shards, which are files, or row groups of few Parquet files. Iterating gives all rows.
 
-    `features` are the library's, where they are known. `identity` is another value for other files, as far as
-    that is known without reading them.
+    `features` are the library's, where they are known.
     """
 
     def __init__(self, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < _FILES else dataset
         self.num_sections: int = self.dataset.num_shards
         self.features = dataset.features
-        self.identity: list[Any] = [self.num_sections]
 
     def __iter__(self) -> Iterator[Any]:
         for section in range(self.num_sections):

@@ -36,7 +36,7 @@ from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.boxes import COORDINATES
 from data.coco import coco_rows, without_polygons
 from data.errors import ADDRESS, DatasetError, check_rows_path
-from data.row_files import LinesFile, LinesRows, Stream, fsspec_module, library, reading
+from data.row_files import LinesRows, Stream, fsspec_module, library, reading
 from data.row_schemas import (
     COLUMNS,
     OF_BOXES,
@@ -250,15 +250,15 @@ def _open_files(endings: set[str], files: list[str], path: str, split: str, stre
             raise DatasetError(f"{path}: expected files that end in one of {known}, got {got or 'none'}")
         return _load(builder, path, None, split, streaming, data_files=files)
     with reading(f"{path}: cannot be opened"):
-        lines = _files_at(path) if ADDRESS.match(path) else [LinesFile(one, Path(one).name) for one in files]
-        if endings == {".json"} and len(lines) == 1 and (rows := _whole(lines[0])) is not None:
+        lines = _files_at(path) if ADDRESS.match(path) else [(one, Path(one).name) for one in files]
+        if endings == {".json"} and len(lines) == 1 and (rows := _whole(*lines[0])) is not None:
             return rows
         return LinesRows(lines)
 
 
-def _whole(file: LinesFile) -> Any:
+def _whole(path: str, name: str) -> Any:
     """The rows of a file that is one list, or one object as COCO has it; None for JSON lines."""
-    with open(file.path, "rb") as opened:
+    with open(path, "rb") as opened:
         first = next((line.lstrip() for line in opened if line.strip()), b"")
         is_list = first[:1] == b"["
         with suppress(ValueError, TypeError):
@@ -271,15 +271,15 @@ def _whole(file: LinesFile) -> Any:
             if is_list:
                 raise
             return None  # which lines are broken, whoever reads them says
-    return whole if isinstance(whole, list) else coco_rows(whole, file.name)
+    return whole if isinstance(whole, list) else coco_rows(whole, name)
 
 
-def _files_at(path: str) -> list[LinesFile]:
-    """The files at an address or a pattern of addresses, downloaded."""
+def _files_at(path: str) -> list[tuple[str, str]]:
+    """The files at an address or a pattern of addresses, downloaded, and their names."""
     if not (found := fsspec_module().open_files(path)):
         raise DatasetError(f"{path}: no such file")
     names = [Path(urlsplit(file.path).path).name for file in found]
-    return [*map(LinesFile, library().DownloadManager().download([file.full_name for file in found]), names)]
+    return [*zip(library().DownloadManager().download([file.full_name for file in found]), names)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:

@@ -153,9 +153,9 @@ class RewardsTask(RowsTask):
         )
         self.groups: list[Group] = []
         self.scored: list[bool] | None = []  # whether each question so far was; None: one was, all ranks know
-        # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
+        # Since the latest line of metrics.jsonl: sums with their counts, and the greatest disagreement.
         self.sums: dict[str, tuple[float, float]] = {}
-        self.peaks: dict[str, float] = {}
+        self.most_off = 0.0
 
     def check_context(self) -> None:
         super().check_context()
@@ -304,7 +304,8 @@ class RewardsTask(RowsTask):
     def state_dict(self) -> dict[str, Any]:
         """Where the rows stand, and what the next line of metrics.jsonl is to say."""
         scored = self.scored is None or any(self.scored)
-        return {"rows": super().state_dict(), "sums": self.sums, "peaks": self.peaks, "scored": scored}
+        rows = super().state_dict()
+        return {"rows": rows, "sums": self.sums, "off_policy": self.most_off, "scored": scored}
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
@@ -313,7 +314,7 @@ class RewardsTask(RowsTask):
         for state in states[self.ranks.rank :: self.ranks.world_size]:
             for name, (total, count) in state["sums"].items():
                 self._note(name, total, count=count)
-            self._peak(state["peaks"])
+            self.most_off = max(self.most_off, state.get("off_policy", 0.0))
 
     # --------------------------------------------------------------------------------------- to look at
     def _describe(self, groups: list[Group]) -> None:
@@ -332,18 +333,14 @@ class RewardsTask(RowsTask):
         total, before = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = total + math.fsum(values), before + (len(values) if count is None else count)
 
-    def _peak(self, seen: dict[str, float]) -> None:
-        self.peaks |= {name: max(value, self.peaks.get(name, value)) for name, value in seen.items()}
-
     def note(self, parts: list[dict[str, Tensor]]) -> None:
         """Raises ValueError where training and sampling disagree about fresh answers."""
         found = [{name: value.item() for name, value in part.items()} for part in parts]
         tokens = sum(part["tokens"] for part in found)
         for name in ("clipped", "kl"):
             self._note(name, *(part[name] for part in found if name in part), count=tokens)
-        most, least = max(part["most"] for part in found), min(part["least"] for part in found)
-        off = max(most - 1, 1 - least)
-        self._peak({"ratio_max": most, "ratio_min": -least, "off_policy": off})
+        off = max(part["most"] for part in found)
+        self.most_off = max(self.most_off, off)
         # By rounding, a token at the edge of a filter comes in, and takes from the probability of others.
         if self.config.top_k or self.config.top_p < 1:
             off = sum(part["off"] for part in found) / max(tokens, 1)
@@ -357,15 +354,13 @@ class RewardsTask(RowsTask):
             )
 
     def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
-        gathered = self.ranks.gather((self.sums, self.peaks))
-        self.sums, self.peaks = {}, {}
-        row = {"policy_loss": loss / max(labels, 1.0)}
+        gathered = self.ranks.gather((self.sums, self.most_off))
+        self.sums, self.most_off = {}, 0.0
+        row = {"policy_loss": loss / max(labels, 1.0), "off_policy": max(off for _, off in gathered)}
         for name in dict.fromkeys(name for sums, _ in gathered for name in sums):
             totals, counts = map(sum, zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered)))
             row |= {name: totals / counts} if counts else {}
-        for name in dict.fromkeys(name for _, peaks in gathered for name in peaks):
-            row[name] = max(peaks[name] for _, peaks in gathered if name in peaks)
-        return row | ({"ratio_min": -row["ratio_min"]} if "ratio_min" in row else {})
+        return row
 
     def answered(self) -> list[Answered]:
         """The best and the worst answer of two groups, with their images."""
