@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
@@ -28,7 +28,7 @@ from inference.results import ResultsFile
 from messages import one_line
 
 OPTIONS = ("system", "max_new_tokens", "schema", "choices")  # of a line, in place of those of the batch
-KEYS = ("image", "images", "question", "id", *OPTIONS)
+KEYS = ("image", "images", "question", "id", "page", *OPTIONS)
 ENDINGS = frozenset(
     (".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg",
      ".jpg", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
@@ -73,9 +73,9 @@ def passed_on(value: Value) -> dict[str, Any]:
 class Questions:
     """The questions of a batch, in order.
 
-    key: what names one in the results, "line" or "id". name: what they come from. folder: where relative
-    paths of images begin. entries: (key, question) of each. things: what a question asks to locate, by its
-    text. unread: why a folder could not be read.
+    key: what names one in the results, "line", "id" or, of documents, "page". name: what they come from.
+    folder: where relative paths of images begin. entries: (key, question) of each. things: what a question
+    asks to locate, by its text. unread: why a folder or a document could not be read. noun: for them.
     """
 
     key: str
@@ -84,6 +84,7 @@ class Questions:
     entries: list[tuple[Any, Value]]
     things: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    noun: str = "question"
 
     def is_result(self, record: dict[str, Any]) -> bool:
         named = type(record[self.key]) is (int if self.key == "line" else str)
@@ -147,14 +148,10 @@ def _read(raw: bytes) -> Any:
 
 # ------------------------------------------------------------------------------------ images of folders
 def questions_of_images(
-    names: Sequence[str],
-    questions: Sequence[str],
-    things: dict[str, str] | None = None,
-    documents: Collection[str] = (),
+    names: Sequence[str], questions: Sequence[str], endings: frozenset[str] = ENDINGS
 ) -> Questions:
     """Each question about each image of folders with their subfolders and of names, in an order that no file
-    system decides. `things`: what a question asks to locate, by its text. `documents`: endings of what counts
-    as images in folders too; a file that is named then counts whatever its ending is.
+    system decides. `endings`: of files in folders; with others than of images, a named file may have any.
 
     What is hidden, what does not end as images do, and links to folders are left out. Nothing is opened here:
     an image that cannot be read is an error of its own. An id is the image's path, relative to a single
@@ -162,9 +159,9 @@ def questions_of_images(
     """
     unread: list[OSError] = []
     first = os.path.expanduser(names[0])
-    folder = first if len(names) == 1 and os.path.isdir(first) else ""
+    folder = first if len(names) == 1 and os.path.isdir(first) and endings == ENDINGS else ""
     name = names[0] if len(names) == 1 else f"{len(names)} names"
-    paths = {path for one in names for path in _found(one, unread, documents)}
+    paths = {path for one in names for path in _found(one, unread, endings)}
     if folder:
         paths = {os.path.relpath(path, folder) for path in paths}
     reasons = list(map(one_line, unread))
@@ -177,31 +174,31 @@ def questions_of_images(
         (image + suffix, {"image": image, "question": question})
         for image, (question, suffix) in product(images, zip(asked, suffixes))
     ]
-    return Questions("id", name, folder, entries, things or {}, reasons)
+    return Questions("id", name, folder, entries, {}, reasons)
 
 
-def _found(name: str, unread: list[OSError], documents: Collection[str]) -> Iterator[str]:
+def _found(name: str, unread: list[OSError], endings: frozenset[str]) -> Iterator[str]:
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
         raise RequestError(f"{name!r}: no such file or folder{LOST}")
     if not os.path.isdir(path):
-        yield from [path] if documents else _images([path])
+        yield from _images([path]) if endings == ENDINGS else [path]
         return
     for folder, subfolders, files in os.walk(path, onerror=unread.append):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
-        yield from _images(shown, documents)
+        yield from _images(shown, endings)
 
 
-def _images(paths: Iterable[str], documents: Collection[str] = ()) -> Iterator[str]:
+def _images(paths: Iterable[str], endings: frozenset[str] = ENDINGS) -> Iterator[str]:
     """The paths of images; a link that leads nowhere is one, as a person would see it."""
     there = (path for path in paths if os.path.isfile(path) or os.path.islink(path))
-    return (path for path in there if _is_image(path, documents))
+    return (path for path in there if _is_image(path, endings))
 
 
-def _is_image(name: str, documents: Collection[str] = ()) -> bool:
-    return (ending := os.path.splitext(name)[1].lower()) in ENDINGS or ending in documents
+def _is_image(name: str, endings: frozenset[str] = ENDINGS) -> bool:
+    return os.path.splitext(name)[1].lower() in endings
 
 
 # ------------------------------------------------------------------------------------- the file of results
@@ -249,7 +246,7 @@ class BatchFiles:
         """(group, key, question) of all questions in the order in which they are answered; those with an
         answer have to be the questions that were answered."""
         first: dict[int, int] = {}  # hash of the images -> the first question about them
-        entries, foreign = list[tuple[int, Any, Value]](), set(answered)
+        entries, foreign, asked = list[tuple[int, Any, Value]](), set(answered), set[int]()
         for position, (key, value) in enumerate(self.source.entries):
             group = position
             try:
@@ -258,9 +255,15 @@ class BatchFiles:
                 line = None
             if line is not None:
                 group = first.setdefault(_hash(line.images), position) if line.images else position
-                if answered.get(key) == _hash(self.model, line.images, line.question, self.options_of(line)):
+                own = _hash(self.model, line.images, line.question, self.options_of(line))
+                asked.add(own)
+                if answered.get(key) == own:
                     foreign.discard(key)
             entries.append((group, key, value))
+        if self.source.key == "page":  # beside these may stand other pages, and those of other documents
+            documents = {value["image"] for _, value in self.source.entries if isinstance(value, dict)}
+            ours = {key for key in foreign if key.rpartition("#")[0] in documents}
+            foreign = {key for key in ours if answered[key] not in asked}
         if foreign:
             raise RequestError(
                 f"{self.results.path}: the result of {self.source.key} {min(foreign)} is by another model, "

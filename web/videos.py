@@ -2,13 +2,10 @@
 
 with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.visuals.open_video`
     for frame in clip.frames([0, 12]): ...
-with open_apart(data, limits, "file 1") as pages:
-    for page in pages.read(range(pages.count)): ...
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -24,7 +21,7 @@ from PIL import Image
 
 from data.errors import ImageError
 from data.images import ImageLimits
-from data.pages import PdfPages
+from data.pages import Pages
 from data.video import Clip
 from data.visuals import open_video
 from inference.apart import Apart, bounded, say
@@ -83,12 +80,6 @@ def _why(status: int, limits: ImageLimits) -> str:
     return "it could not be decoded; give another one, or save it anew"
 
 
-def _pages(data: bytes, limits: ImageLimits, name: str) -> Clip:
-    """The pages of a PDF, as frames."""
-    pages = PdfPages(io.BytesIO(data), name, limits)
-    return Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
-
-
 def serve() -> None:
     """All of the process: stdin says which video it is and, line by line, which frames are wanted."""
     about = json.loads(sys.stdin.buffer.readline())
@@ -96,8 +87,12 @@ def serve() -> None:
     os.nice(NICE)
     bounded(limits.max_seconds, WALL, MEMORY)
     try:
-        opened = open_video if about["name"].startswith("video") else _pages
-        clip = opened(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
+        data, name = sys.stdin.buffer.read(about["bytes"]), about["name"]
+        if name.startswith("video"):
+            clip = open_video(data, limits, name)
+        else:
+            pages = Pages(data, name, limits)
+            clip = Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
         say({"count": clip.count, "rate": clip.rate, "size": clip.size, "animated": clip.animated})
         for line in sys.stdin.buffer:
             for frame in clip.read(json.loads(line)):
