@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.images import load_image
 from data.video import Clip
-from eval.results import CONTROLS, KINDS, Record, best_name, cut_off, write_text
+from eval.results import CONTROLS, KINDS, Record, best_name, cut_off, part_text, write_text
 from eval.tasks import EvalSample, EvalTask
 
 SHOWN = 12  # samples of each kind
@@ -38,7 +38,12 @@ def write_report(
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
-    environment.filters |= {"percent": "{:.1%}".format, "number": number, "counted": counted}
+    environment.filters |= {
+        "percent": "{:.1%}".format,
+        "number": number,
+        "counted": counted,
+        "part": part_text,
+    }
     worst, wrong = _worst_samples(task, records)
     note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
     some = random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))
@@ -51,6 +56,7 @@ def write_report(
     numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
     numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
     numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
+    numbers |= {name.replace("_", " "): part_text(part) for name, part in results["parts"].items()}
     for row in results["at_k"][-1:]:
         titles = best_name(results), "majority"
         numbers |= {f"{title}@{row['k']}": f"{row[name]['score']:.1%}" for title, name in zip(titles, KINDS)}

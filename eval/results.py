@@ -40,6 +40,11 @@ OVERALL = "overall"
 CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
 ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
+ENDS = (  # title, counts of results.json, and what is counted
+    ("cut off", "stop_reasons", "length"),
+    ("closed by the guard", "stop_reasons", "guard"),
+    ("thinking ended by force", "thinking_stop_reasons", "length"),
+)
 ERRORS_LISTED = 100
 ANSWERS_LISTED = 8  # to the questions of a class, the most common ones
 _ROOT = Path(__file__).resolve().parent.parent
@@ -71,9 +76,15 @@ def write_text(path: Path, text: str) -> None:
 
 # --------------------------------------------------------------------------------------------- figures
 def figures(metric: Metric, scored: Sequence[Sequence[Scored]]) -> dict[str, Any]:
-    """{"score", "interval": [low, high], "n"}, and the metric's other figures, from the answers to each
-    question."""
-    summary = metric.summarise([one for answers in scored for one in answers])
+    """{"score", "interval": [low, high], "n"}, "parts": the same of the metric's, and its other figures, from
+    the answers to each question."""
+    flat = [one for answers in scored for one in answers]
+    summary = metric.summarise(flat)
+    parts = {
+        name: {"score": math.fsum(one) / len(one), "interval": list(score_interval(one)), "n": len(one)}
+        for name, one in metric.parts(flat).items()
+    }
+    summary |= {"parts": parts} if parts else {}
     interval = score_interval([mean_score(answers)["score"] for answers in scored])
     return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
 
@@ -152,12 +163,13 @@ def summarise(
         if "confidence" in one
     ]
     listed = [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]]
-    named = ("name", "score", "interval", "n", "at_k", *beside)
+    named = ("name", "score", "interval", "n", "at_k", "parts", *beside)
     return {
         "score": overall["score"],
         "interval": overall["interval"],
         "confidence": CONFIDENCE,
         "n": overall["n"],
+        "parts": overall.get("parts", {}),
         "figures": {key: value for key, value in overall.items() if key not in named},
         "calibration": calibration(*zip(*sure)) if sure else None,
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
@@ -198,18 +210,21 @@ def by_class(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[st
 
 
 def stop_reasons(records: Iterable[Record], name: str = "stop_reason") -> dict[str, int]:
-    """How many answers ended for which reason: "stop", "length" or "error". Records of earlier versions do
-    not say, and are not counted."""
+    """How many answers ended for which reason: "stop", "length", "guard" or "error". Records of earlier
+    versions do not say, and are not counted."""
     found = (record[name] for record in records if name in record)
     return dict(Counter(one for each in found for one in ([each] if isinstance(each, str) else each) if one))
 
 
 def cut_off(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """How many answers reached the limit of tokens, and how many thoughts theirs, and of how many; nothing
-    where nobody knows, as of results of earlier versions."""
-    titles = {"cut off": "stop_reasons", "thinking ended by force": "thinking_stop_reasons"}
-    found = {title: counts for title, name in titles.items() if (counts := results.get(name))}
-    return {title: (counts.get("length", 0), sum(counts.values())) for title, counts in found.items()}
+    """How many answers reached the limit of tokens, pages were closed by the guard against repetition, and
+    thoughts reached their limit, and of how many; nothing where nobody knows, as of results of earlier
+    versions."""
+    found = {}
+    for title, name, reason in ENDS:
+        if (counts := results.get(name)) and (reason == "length" or reason in counts):
+            found[title] = counts.get(reason, 0), sum(counts.values())
+    return found
 
 
 def cut_off_text(results: Mapping[str, Any]) -> str:
@@ -228,12 +243,20 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The families of `summarise` as a Markdown table."""
     names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"} | CONTROLS
     names = {key: title for key, title in names.items() if key in rows[0]}
-    lines = [f"| questions about | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
+    parts = rows[-1].get("parts", {})
+    titles = [*names.values(), *parts, "n"]
+    lines = [f"| questions about | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for row in rows:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
+        cells += [part_text(row["parts"].get(part)) for part in parts]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
     return "\n".join(lines)
+
+
+def part_text(part: Mapping[str, Any] | None) -> str:
+    """ "81.2% (70.0% to 88.9%)", or "-" where no question has it"""
+    return f"{part['score']:.1%} ({interval_text(part['interval'])})" if part else "-"
 
 
 def classes_text(rows: Sequence[Mapping[str, Any]]) -> str:
