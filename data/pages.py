@@ -4,24 +4,26 @@
         for number in range(1, pages.count + 1):
             image = pages.draw(number, processor.images)    # upright RGB
 
-A PDF's page is drawn as large as the model's image rule makes a scan of it, and no larger. pypdfium2, an
-optional requirement, draws it. A refusal is an `ImageError`.
+A PDF's page is drawn as large as the model's image rule makes a scan of it, and no larger; without a rule, as
+large as the scan. pypdfium2, an optional requirement, draws it. A refusal is an `ImageError`.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from PIL import Image
 
 from data.errors import ImageError, optional
-from data.image_rules import Images
 from data.images import ImageLimits, check_size, open_file, orientation_of, refusing_damage, upright
 
-SCAN_DPI = 200
-MOST_SIDE = 8000  # pixels of a scan: posters are scanned more coarsely
+if TYPE_CHECKING:
+    from data.image_rules import Images  # imports torch, which --help does without
+
+SCAN_DPI = 200  # or less, of a poster whose scan would have too many pixels
 ADVICE = "to read PDFs, install the package pypdfium2: pip install -r requirements-read.txt"
 
 
@@ -30,7 +32,7 @@ class Pages(Protocol):
 
     count: int
 
-    def draw(self, number: int, images: Images) -> Image.Image:
+    def draw(self, number: int, images: Images | None = None) -> Image.Image:
         """Page `number`, from 1, as large as a model with this rule makes use of. Raises ImageError."""
 
     def close(self) -> None: ...
@@ -64,20 +66,25 @@ class PdfPages:
             self._pdf = pdfium.PdfDocument(file)
             self._pdf.init_forms()  # so that what was filled in is drawn
         except pdfium.PdfiumError as error:
-            why = "it needs a password: save it without one" if "assword" in str(error) else "it is damaged"
+            why = (
+                "it needs a password: save it without"
+                if "assword" in str(error)
+                else "it is damaged, or none"
+            )
             raise ImageError(f"{name}: the PDF cannot be opened: {why}") from error
         self.count = len(self._pdf)
         if not self.count:
             raise ImageError(f"{name}: expected a PDF with pages, got none")
 
-    def draw(self, number: int, images: Images) -> Image.Image:
+    def draw(self, number: int, images: Images | None = None) -> Image.Image:
         with refusing_damage(f"{self._name}: page {number}"):
             page = self._pdf[number - 1]
             size = page.get_size()  # in points, as it is turned
             longest = max(size)
-            scan = [max(1, round(side * min(SCAN_DPI / 72, MOST_SIDE / longest))) for side in size]
+            scale = min(SCAN_DPI / 72, math.sqrt(self._limits.max_pixels / math.prod(size)))
+            scan = [max(1, math.floor(side * scale)) for side in size]
         check_size(*scan, self._limits, f"{self._name}: page {number}")
-        side = seen_side(images, *scan)
+        side = max(scan) if images is None else seen_side(images, *scan)
         with refusing_damage(f"{self._name}: page {number}"):
             # A little less, because the sides are rounded up.
             image = page.render(scale=(side - 0.01) / longest).to_pil().convert("RGB")
@@ -99,7 +106,7 @@ class ImagePages:
         with refusing_damage(f"{name}: the image"):
             self.count = getattr(self._image, "n_frames", 1) if self._is_tiff else 1
 
-    def draw(self, number: int, images: Images) -> Image.Image:
+    def draw(self, number: int, images: Images | None = None) -> Image.Image:
         name, turned = f"{self._name}: page {number}" if self.count > 1 else self._name, self._orientation
         if self._is_tiff:
             with refusing_damage(name):

@@ -25,14 +25,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor
 
 from data.conversation import read_conversation
 from data.errors import ImageError, PromptError
 from data.images import load_image
 from data.processor import Processor
+from data.tiles import Parts
 from eval.probes import QUESTION, TYPED, cases, scene, written
 from eval.reference import Client, ServerError, examine
+from families import FAMILIES
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.prefix_store import PrefixStore
@@ -188,7 +191,7 @@ class Proof:
             ]  # as the model learnt to see images
             expected = own.apply_chat_template(ordered, **HOW)
             ids += [name] * (not torch.equal(ours["input_ids"], expected["input_ids"]))
-            if (mine := _pixels(ours)) is not None:
+            if (mine := self._pixels(ours)) is not None:
                 pixels += [name] * (_distance(mine, expected["pixel_values"]) > 0)
                 far = max(far, _distance(mine, default.apply_chat_template(ordered, **HOW)["pixel_values"]))
         over = f" ({refused} refused: not what the model takes)" if refused else ""
@@ -196,6 +199,18 @@ class Proof:
         yield "pixels, by Pillow as in transformers", not pixels, _summary(pixels, tried) + over
         name = type(default.image_processor).__name__
         yield "pixels of transformers' default", None, f"at most {far:.3g} away ({name})"
+
+    def _pixels(self, inputs: dict[str, Any]) -> Tensor | None:
+        """The pixels as transformers has them."""
+        found, config = inputs.get("pixel_values"), self.model.config
+        if not isinstance(found, Parts):
+            return found if found is None or isinstance(found, Tensor) else found.pixels
+        own = FAMILIES[config.family].their_inputs
+        parts = [found[at : at + 1].to("cpu") for at in range(len(found))]
+        patches = [own(inputs["input_ids"], one, config)["pixel_values"] for one in parts]
+        if len(patches[0]) > 1:
+            return torch.cat(patches)
+        return pad_sequence([one[0] for one in patches], batch_first=True)
 
     # ----------------------------------------------------------------------------------------- numbers
     @cached_property
@@ -468,12 +483,6 @@ def _to(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def _opened(part: dict[str, Any]) -> dict[str, Any]:
     """A part of a message with its image opened."""
     return part | ({"image": load_image(part["image"])} if part["type"] == "image" else {})
-
-
-def _pixels(inputs: dict[str, Any]) -> Tensor | None:
-    """The pixels as transformers has them."""
-    found = inputs.get("pixel_values")
-    return found if found is None or isinstance(found, Tensor) else found.pixels
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

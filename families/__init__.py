@@ -1,8 +1,7 @@
 """Families of checkpoints: a module for each, with all that is its own.
 
-A model finds its family by its config, `FAMILIES[config.family]`, a checkpoint by its config.json
-(`family_of`); nothing outside of this folder knows one by name. The members of a family are listed, with an
-example, in docs/add-a-family.md.
+A model finds its family by its config, `FAMILIES[config.family]`, a checkpoint by its config.json. Nothing
+outside of this folder knows one by name. docs/add-a-family.md lists the members of a family.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
+from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, paddleocr_vl, qwen3_5, qwen_vl
 
 FAMILIES: dict[str, ModuleType] = {
-    family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4)
+    family.NAME: family
+    for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4, paddleocr_vl)
 }
 # The family of models that are made here, and of a processor's folder without a model.
 NEW = idefics3

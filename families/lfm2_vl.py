@@ -79,7 +79,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         **keys.read(config, _PROJECTOR),
         temporal_patch_size=1,
         channels_last=True,
-        table_antialias=True,
+        table_fit="picture",
         rotary=False,
         last_norm=True,
         merger_norm_eps=1e-5,

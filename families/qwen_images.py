@@ -45,6 +45,7 @@ class QwenImages:
     """
 
     image_token = IMAGE
+    defaults: Mapping[str, Any] = _DEFAULTS
     string_content = False
     add_special_tokens = True
     videos: Videos | None = None
@@ -52,10 +53,10 @@ class QwenImages:
 
     def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None):
         self.settings, self.video = dict(settings), video
-        known: dict[str, Any] = _DEFAULTS | self.settings
+        known: dict[str, Any] = {**self.defaults, **self.settings}
         self.known = known
         with reading_settings(known):
-            size = {**_DEFAULTS["size"], **(known["size"] or {})}
+            size = {**self.defaults["size"], **(known["size"] or {})}
             self.least = known.get("min_pixels") or size["shortest_edge"]
             self.limit: int = known.get("max_pixels") or size["longest_edge"]
             self.budget = self.limit
@@ -70,7 +71,7 @@ class QwenImages:
         # Enlarged sides are rounded up, so what is enlarged must begin well below the budget.
         size = {"shortest_edge": min(self.least, most // 2), "longest_edge": most}
         others = {key: self.settings[key] for key in self.settings if key not in ("min_pixels", "max_pixels")}
-        other = QwenImages(others | {"size": size}, self.video)
+        other = type(self)(others | {"size": size}, self.video)
         other.videos = self.videos
         return other
 
@@ -78,7 +79,7 @@ class QwenImages:
         settings: dict[str, Any] = {"image_processor": self.settings}
         if self.video:
             settings["video_processor"] = self.video
-        return SavedProcessor(tokenizer, chat_template, IMAGE, settings)
+        return SavedProcessor(tokenizer, chat_template, self.image_token, settings)
 
     def plan(self, width: int, height: int) -> Visual:
         rows, columns = self._grid(width, height)
@@ -104,7 +105,7 @@ class QwenImages:
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         if visual.times and self.videos:
             return self.videos.prompt(visual)
-        return IMAGE * visual.positions  # what stands around it is in the chat template
+        return self.image_token * visual.positions  # what stands around it is in the chat template
 
     def whole(self, visual: Visual) -> Visual | None:
         """The same picture of an eighth of the pixels."""

@@ -74,7 +74,7 @@ _QWEN3_5 = _TOWER | keys.same(hidden_size=1152, intermediate_size=4304, patch_si
 }  # fmt: skip
 _QWEN3 = _QWEN3_5 | {"taps": keys.Key("deepstack_visual_indexes", (8, 16, 24))}
 _TOWERS = {"qwen2_5_vl": _QWEN2_5, "qwen3_vl": _QWEN3, "qwen3_5": _QWEN3_5}
-_TURNS = {"rope_theta": keys.Key("rope_theta", 10_000.0)}  # in the tower's rope_parameters
+TURNS = {"rope_theta": keys.Key("rope_theta", 10_000.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 151_656, "vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
 
 
@@ -108,7 +108,7 @@ def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, A
 
 def vision_config(stored: Mapping, kind: str) -> PackedVisionConfig:
     keys.expect(stored, {"hidden_act": _act(kind)})
-    values = keys.read(stored, _TOWERS[kind]) | keys.read(keys.section(stored, "rope_parameters"), _TURNS)
+    values = keys.read(stored, _TOWERS[kind]) | keys.read(keys.section(stored, "rope_parameters"), TURNS)
     if kind == "qwen2_5_vl":
         values |= {"norm": "rms", "gated_mlp": True, "patch_bias": False, "table_side": 0}
         values["window"] = keys.present(stored).get("window_size", 112) // values["patch_size"]
@@ -147,7 +147,7 @@ def write_vision(config: VLMConfig, kind: str) -> dict[str, Any]:
         "model_type": f"{kind}_vision",
         "out_hidden_size": config.text.hidden_size,
         "hidden_act": _act(kind),
-        "rope_parameters": {"rope_type": "axial", **keys.write(vision, _TURNS)},
+        "rope_parameters": {"rope_type": "axial", **keys.write(vision, TURNS)},
     }
 
 

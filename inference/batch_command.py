@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from generation.options import SamplingParams
 from inference import command
@@ -22,6 +24,9 @@ from inference.flags import check_model, option, positive
 from inference.printing import MOST_SHOWN
 from inference.results import only_writer
 from messages import counted, some
+
+if TYPE_CHECKING:
+    from inference.batch import Summary
 
 # What answers depend on as well, where it is given.
 _IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "pick")
@@ -97,7 +102,12 @@ def run(args: argparse.Namespace) -> int:
             how = args.system, args.batch_size, args.box_format, args.pick
             summary = Batch(files, checkpoint, made, *how).run(log)
             step = f"; decode step: {checkpoint.fast.name}"
-    for line in [*(f"not read: {one}" for one in source.unread), *summary.failures[:MOST_SHOWN]]:
+    return report(args, summary, source.unread, step)
+
+
+def report(args: argparse.Namespace, summary: Summary, unread: Sequence[str], step: str) -> int:
+    """Say what a run has done, which could not read some of its sources. Returns the exit status."""
+    for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
     if len(summary.failures) > MOST_SHOWN:
         log(f"and {len(summary.failures) - MOST_SHOWN} more, each with its error in {args.out}")
@@ -105,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
         log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")
-    return 1 if summary.failures or source.unread else 0
+    return 1 if summary.failures or unread else 0
 
 
 def _source(args: argparse.Namespace) -> Questions:

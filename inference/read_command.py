@@ -8,20 +8,19 @@ from dataclasses import fields
 from pathlib import Path
 
 from data.errors import optional
+from data.reading import TASKS
 from generation.options import SamplingParams
 from inference import command
-from inference.batch_command import shard
+from inference.batch_command import report, shard
 from inference.command import log
 from inference.flags import check_model, option, positive
-from inference.pages.files import documents_of
-from inference.printing import MOST_SHOWN
+from inference.pages.files import documents_of, find
 from inference.results import only_writer
 from messages import counted
 
 MODEL = "granite-docling-258m"
 FORMATS = ("md", "html", "json", "txt")
-TASKS = ("page", "ocr", "table", "formula", "chart")
-ADVICE = "to read pages, install the package docling-core: pip install -r requirements-read.txt"
+ADVICE = "to read pages, install docling-core and pypdfium2: pip install -r requirements-read.txt"
 _IF_GIVEN = ("system", "adapter")
 
 
@@ -70,31 +69,23 @@ def run(args: argparse.Namespace) -> int:
     options, limit = {name: vars(args)[name] for name in names}, args.max_new_tokens
     args.max_new_tokens = 1  # each page has a limit of its own
     made = command.generation_options(args, confidence=True)
+    for package in ("docling_core", "pypdfium2"):
+        optional(package, ADVICE)
+    found = find(args.names)
     check_model(args.model, args.revision)
-    optional("docling_core", ADVICE)
     part = "" if args.shard == (1, 1) else f"-{args.shard[0]}-of-{args.shard[1]}"
     with only_writer(args.out / f"pages{part}", "--out", parents=True):
         # Torch comes with it: no mistake above waits for that.
         from inference.batch import computed_with
-        from inference.pages.reader import Reader, Summary
+        from inference.pages.reader import PageSummary, Reader
 
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
         about = {"model": args.model, "options": options}
-        documents, failures = documents_of(args.names, args.out, args.format, about, args.pages, args.shard)
-        total = sum(one.total for one in documents)
-        log(f"{counted(len(documents), 'document')}, {counted(total, 'page')}")
-        summary = Summary(skipped=total)
+        documents, unread = documents_of(found, args.out, args.format, about, args.pages, args.shard)
+        summary, step = PageSummary(skipped=sum(one.total for one in documents)), ""
+        log(f"{counted(len(documents), 'document')}, {counted(summary.skipped, 'page')}")
         if any(one.missing or not one.target.exists() for one in documents):
             checkpoint, made = command.load(args, made, long=True)
             reader = Reader(checkpoint, args.task, made, args.system, limit, args.batch_size)
-            for one in documents:
-                if not one.missing and not one.target.exists():
-                    reader.write(one)
-            summary = reader.run(documents, log)
-    failures += summary.failures
-    for line in failures[:MOST_SHOWN]:
-        log(line)
-    if len(failures) > MOST_SHOWN:
-        log(f"and {len(failures) - MOST_SHOWN} more, each with its error in {args.out}/pages")
-    log(f"{summary}: {args.out}")
-    return 1 if failures else 0
+            summary, step = reader.run(documents, log), f"; decode step: {checkpoint.fast.name}"
+    return report(args, summary, unread, step)

@@ -30,7 +30,11 @@ class PackedVisionConfig(Checked):
     """A vision transformer over images of their own grids: patches of several stand one after another."""
 
     may_be_zero: ClassVar = ("num_hidden_layers", "table_side", "window")
-    choices: ClassVar = {"norm": ("layer", "rms"), "merger_norm": ("patch", "block", "none")}
+    choices: ClassVar = {
+        "norm": ("layer", "rms"),
+        "merger_norm": ("patch", "block", "none"),
+        "table_fit": ("corners", "edges", "picture"),
+    }
 
     hidden_size: int = 1024
     intermediate_size: int = 4096
@@ -46,7 +50,8 @@ class PackedVisionConfig(Checked):
     patch_bias: bool = True
     channels_last: bool = False  # a patch is flattened pixel by pixel, not colour by colour (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
-    table_antialias: bool = False  # it is resized as a picture, edges aligned; else with corners aligned
+    # How it is stretched to a grid: corner on corner, edge on edge, or so and smoothed as a picture is.
+    table_fit: str = "corners"
     rope_theta: float = 10_000.0
     rotary: bool = True  # queries and keys are rotated by row and column
     last_norm: bool = False
@@ -247,16 +252,21 @@ def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tenso
     """A square table of learned positions (side², D) stretched to a grid: (P, D)."""
     side = config.table_side
     order = block_order(grid, config.merge_size).to(table.device)
-    if config.table_antialias:
+    if config.table_fit == "picture":
         picture = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
         stretched = F.interpolate(picture, grid, mode="bilinear", align_corners=False, antialias=True)
         return stretched[0, :, order[:, 0], order[:, 1]].T.to(table.dtype)
     total = table.new_zeros(len(order), table.shape[1])
     taps = []
     for axis in (0, 1):
-        place = order[:, axis].float() * (side - 1) / max(grid[axis] - 1, 1)
+        place = order[:, axis].float()
+        if config.table_fit == "edges":
+            place = (place + 0.5) * side / grid[axis] - 0.5
+        else:
+            place = place * (side - 1) / max(grid[axis] - 1, 1)
         low = place.floor().long()
-        taps.append(((low, 1 - (place - low)), ((low + 1).clamp(max=side - 1), place - low)))
+        above = (low + 1).clamp(max=side - 1), place - low
+        taps.append(((low.clamp(min=0), 1 - (place - low)), above))
     for row, row_weight in taps[0]:
         for column, column_weight in taps[1]:
             total = total + table[row * side + column] * (row_weight * column_weight)[:, None]

@@ -187,6 +187,9 @@ _OTHERS = {"model.language_model.": "language_model.model.", "model.": ""}
 MLX = {
     **dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), _QWEN), "gemma4": _OTHERS, "lfm2_vl": _OTHERS,
     "internvl": {},
+    "paddleocr_vl": {"visual.vision_model.encoder.": "visual.", "visual.vision_model.": "visual.",
+                     "mlp_AR.": "visual.projector.", "model.": "language_model.model.",
+                     "lm_head.": "language_model.lm_head."},
     "smolvlm": {"lm_head.": "language_model.lm_head.", "model.text_model.": "language_model.", "model.": ""},
 }  # fmt: skip
 _AROUND_ONE = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",
@@ -196,6 +199,11 @@ _AROUND_ONE = ("input_layernorm.weight", "post_attention_layernorm.weight", "mod
 def to_mlx(kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a folder of transformers' as mlx-vlm saves them: names, kernels, norms."""
     found = {}
+    for name in [
+        name for name in tensors if kind == "paddleocr_vl" and "visual" in name and ".q_proj." in name
+    ]:
+        parts = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+        tensors[name.replace(".q_proj.", ".qkv.")] = torch.cat(parts)
     for name, tensor in tensors.items():
         front = next((front for front in MLX[kind] if name.startswith(front)), "")
         name = MLX[kind].get(front, "") + name.removeprefix(front)

@@ -201,7 +201,7 @@ def test_bad_settings(boxes):
         DatasetConfig.from_dict({"path": "rows", "boxes": boxes})
 
 
-@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+@pytest.mark.parametrize("kind", qwen_checkpoints.QWEN)
 def test_a_family_learns_its_own_form_for_the_image_that_it_sees(kind):
     """However the image is resized for the model."""
     images = QwenImages(qwen_checkpoints.image_settings(kind, most=10_000))

@@ -212,7 +212,7 @@ def test_the_form_that_a_checkpoint_names():
 LARGE, CAR = (1000, 600), (250, 150, 500, 450)  # the models see fewer pixels of it
 
 
-@pytest.fixture(scope="module", params=[*qwen_checkpoints.KINDS, "lfm2_vl"])
+@pytest.fixture(scope="module", params=[*qwen_checkpoints.QWEN, "lfm2_vl"])
 def of_family(request, tmp_path_factory) -> tuple[str, Path, Callable[..., str]]:
     """A model, an image that is resized for it, and what such a model writes of boxes and points in it: in
     thousandths, in pixels of what it sees, or in shares of the image."""

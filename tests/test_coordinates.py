@@ -144,7 +144,7 @@ def test_known_answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+@pytest.mark.parametrize("kind", qwen_checkpoints.QWEN)
 def test_a_click_lands_where_it_should_whatever_was_resized(kind):
     """What a model writes about the image as it sees it, for any size and budget of pixels, is read at most
     half a step, of its pixels or of a thousandth, from the place in the image itself."""

@@ -153,7 +153,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+@pytest.mark.parametrize("kind", qwen_checkpoints.QWEN)
 def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     """Thousandths, or pixels of what its model sees of the image; so are the targets of the report."""
     qwen_checkpoints.save_hf(kind, tmp_path / "model")

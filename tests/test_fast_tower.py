@@ -84,8 +84,11 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
         "taps": tuple(sorted(draw.sample(range(sizes[2]), sizes[2] // 2))),
     }
     if kind == "lfm2_vl":
-        family = {"table_side": draw.randint(2, 9), "table_antialias": True, "rotary": False}
+        family = {"table_side": draw.randint(2, 9), "table_fit": "picture", "rotary": False}
         family |= {"channels_last": True, "last_norm": True}
+    if kind == "paddleocr_vl":
+        family = {"table_side": draw.randint(2, 9), "table_fit": "edges", "last_norm": True}
+        family |= {"temporal_patch_size": 1}
     if kind == "qwen2_5_vl":
         family = {"norm": "rms", "gated_mlp": True, "patch_bias": False, "table_side": 0}
         family |= {"window": 2 * draw.randint(1, 5), "whole_layers": (sizes[2] - 1,)}

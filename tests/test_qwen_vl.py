@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from data.processor import Processor
 from families import family_of, qwen_vl
+from families.paddleocr_vl import PaddleImages
 from families.qwen_images import QwenImages
 from families.sections import TEXT_KEYS
 from generation.fast.native.step import NativeStep
@@ -29,12 +34,12 @@ from generation.session import Session
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
-from models.checkpoints.weights import check_shapes
-from models.packed_vision_transformer import PackedVisionConfig, patches_of
+from models.checkpoints.weights import check_shapes, rename
+from models.packed_vision_transformer import PackedVisionConfig
 from tests.invariants import fast_step, run_all
 from tests.maps import attention_maps
 from tests.processors import draw_image, seen, user
-from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
+from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf, transformers_inputs
 from tests.stored import export_tensors
 from tests.tiny import randomize
 
@@ -84,6 +89,24 @@ PUBLISHED: dict[str, tuple[int, dict]] = {
         },
     ),
     "Qwen3-VL-2B-Instruct": (2_127_532_032, qwen3_vl(2048, 6144, 28, 16)),
+    "PaddleOCR-VL": (
+        905_601_648,
+        {
+            "model_type": "paddleocr_vl", "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+            "image_token_id": 100_295, "intermediate_size": 3072, "max_position_embeddings": 131_072,
+            "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2, "pad_token_id": 0,
+            "rms_norm_eps": 1e-5, "rope_is_neox_style": True, "rope_theta": 500_000, "sliding_window": None,
+            "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+            "tie_word_embeddings": False, "use_3d_rope": True, "use_bias": False, "video_token_id": 101_307,
+            "vision_start_token_id": 101_305, "vocab_size": 103_424,
+            "vision_config": {
+                "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152, "image_size": 384,
+                "intermediate_size": 4304, "layer_norm_eps": 1e-6, "model_type": "paddleocr_vl",
+                "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 27, "patch_size": 14,
+                "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2,
+            },
+        },
+    ),
 }  # fmt: skip
 
 
@@ -91,38 +114,36 @@ CONVERSATION = user(seen((100, 60)), "how many red squares", seen((64, 150), 1),
 
 
 def older(tensors: dict) -> dict:
-    """Tensors under their names of before transformers 4.52."""
-    new = (("model.visual.", "visual."), ("model.language_model.", "model."))
-    return {name.replace(*new[0]).replace(*new[1]): tensor for name, tensor in tensors.items()}
+    """Tensors under their names of before transformers 4.52, and in PaddleOCR-VL's own code."""
+    fronts = {"model.visual.": "visual.", "model.language_model.": "model.", "model.projector.": "mlp_AR."}
+    return {rename(name, fronts | {"": ""}): tensor for name, tensor in tensors.items()}
 
 
 def for_transformers(inputs: dict, config) -> dict:
     """What transformers' model takes for our inputs."""
-    images, side = inputs["pixel_values"].to("cpu"), config.vision.patch_size
-    patches = torch.cat([patches_of(image, config.vision) for image in images]).view(-1, 3, 1, side**2)
     return {
         "input_ids": inputs["input_ids"],
         "attention_mask": inputs["attention_mask"],
-        "pixel_values": patches.expand(-1, -1, 2, -1).flatten(1),
-        "image_grid_thw": torch.tensor([[1, *(one // side for one in image.shape[1:])] for image in images]),
         "mm_token_type_ids": (inputs["input_ids"] == config.image_token_id).int(),
+        **transformers_inputs(inputs["pixel_values"].to("cpu"), config),
     }
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+@pytest.mark.parametrize("kind", (*qwen_vl.KINDS, "paddleocr_vl"))
 def test_logits_and_places_are_those_of_transformers(kind, seed):
     described = hf_config(kind, seed)
     model, described = CLASSES[kind](described).eval(), json.loads(described.to_json_string())
     randomize(model, seed=seed)
-    assert family_of(described) is qwen_vl
-    config = qwen_vl.read_config(described, {}, {})
+    family = family_of(described)
+    assert family.NAME in ("qwen_vl", kind)
+    config = family.read_config(described, {}, {})
     image_token_id = config.image_token_id
     names = ("vision_model", "projector", "language_model")
-    ours = nn.ModuleDict(dict(zip(names, qwen_vl.build(config), strict=True))).eval()
+    ours = nn.ModuleDict(dict(zip(names, family.build(config), strict=True))).eval()
     stored = model.state_dict()
-    place = qwen_vl.tensor_map(list(stored))
+    place = family.tensor_map(list(stored))
     wanted = {name: place(name) for name in ours.state_dict()}
     assert stored.keys() - {one.name for one in wanted.values()} <= {"lm_head.weight"}
     ours.load_state_dict({n: stored[one.name].chunk(one.parts)[one.part] for n, one in wanted.items()})
@@ -142,17 +163,13 @@ def test_logits_and_places_are_those_of_transformers(kind, seed):
             298,
         ]
     ids = torch.tensor([[*ids, 1, 2, 3]])
-    pixels = torch.cat([patches_of(image, config.vision) for image in images])
-    pixels = pixels.view(-1, 3, 1, side**2).expand(-1, -1, 2, -1).flatten(1)
-    grid = torch.tensor([[1, merge * rows, merge * columns] for rows, columns in grids])
+    given = transformers_inputs(images, config)
     kinds = (ids == image_token_id).int()
     with torch.no_grad():
-        expected = model(
-            input_ids=ids, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds
-        ).logits
+        expected = model(input_ids=ids, mm_token_type_ids=kinds, **given).logits
         sizes = iter([(*image.shape[1:], None) for image in images])
-        position_ids, offset = qwen_vl.places(config, ids[0].tolist(), sizes)
-        of_transformers, delta = model.model.get_rope_index(ids, kinds, grid)
+        position_ids, offset = family.places(config, ids[0].tolist(), sizes)
+        of_transformers, delta = model.model.get_rope_index(ids, kinds, given["image_grid_thw"])
         assert torch.equal(position_ids, of_transformers[:, 0])
         assert offset == delta.item()
         features = ours["projector"](ours["vision_model"](images))
@@ -180,11 +197,18 @@ def draw_sizes(count: int) -> list[tuple[int, int]]:
     return sizes
 
 
-@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+OTHERS = ("architectures", "image_size", "out_hidden_size", "temporal_patch_size", "tokens_per_second")
+RULES = {kind: (Qwen2VLImageProcessorPil, QwenImages) for kind in qwen_vl.KINDS}
+RULES["paddleocr_vl"] = PaddleOCRVLImageProcessorPil, PaddleImages
+
+
+@pytest.mark.parametrize("kind", RULES)
 def test_pixels_are_those_of_transformers(kind):
     rng, patch = np.random.default_rng(0), image_settings(kind)["patch_size"]
-    own = (3136, 12_845_056) if kind == "qwen2_5_vl" else (65_536, 16_777_216)
-    tower = PackedVisionConfig(patch_size=patch)
+    own = (65_536, 16_777_216) if kind == "qwen3_vl" else (3136, 12_845_056)
+    theirs, rule = RULES[kind]
+    family = family_of({"model_type": kind})
+    config = SimpleNamespace(family=family.NAME, vision=PackedVisionConfig(patch_size=patch))
     for index, (width, height) in enumerate(draw_sizes(100)):
         least, most = [own, (4 * patch**2, 50_000), (own[0], 200_000), (30_000, 30_000)][index % 4]
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
@@ -192,13 +216,12 @@ def test_pixels_are_those_of_transformers(kind):
         if index % 2:  # as the Hub's Qwen2.5-VL says it
             budget = {"min_pixels": least, "max_pixels": most}
         settings = image_settings(kind) | budget
-        expected = Qwen2VLImageProcessorPil(**settings)(image, return_tensors="pt")
-        images = QwenImages(settings)
+        expected, images = theirs(**settings)(image, return_tensors="pt"), rule(settings)
         visual = images.cut(image)
         planned = images.plan(width, height)
         assert (visual.grid, visual.parts.shape) == (planned.grid, planned.parts.shape)
-        patches = patches_of(visual.parts.to("cpu")[0], tower).view(-1, 3, 1, patch**2)
-        assert torch.equal(patches.expand(-1, -1, 2, -1).flatten(1), expected["pixel_values"])
+        for name, got in transformers_inputs(visual.parts.to("cpu"), config).items():
+            assert torch.equal(got, expected[name])
         assert expected["image_grid_thw"].tolist() == [[1, 2 * visual.grid[0], 2 * visual.grid[1]]]
 
 
@@ -295,7 +318,7 @@ def test_transformers_opens_what_is_saved(both, tmp_path):
     others = Processor.from_pretrained(saved, reopened.config).prepare(CONVERSATION)
     assert torch.equal(others["input_ids"], inputs["input_ids"])
     assert others["pixel_values"].digests == inputs["pixel_values"].digests
-    images = Qwen2VLImageProcessorPil.from_pretrained(saved)
+    images = AutoImageProcessor.from_pretrained(saved, backend="pil")
     stored = json.loads((folder / "preprocessor_config.json").read_text())
     assert (images.patch_size, images.size.longest_edge) == (
         stored["patch_size"],
@@ -303,7 +326,13 @@ def test_transformers_opens_what_is_saved(both, tmp_path):
     )
     described = json.loads((saved / "processor_config.json").read_text())
     assert described["processor_class"] == PROCESSOR_MAPPING_NAMES[theirs.config.model_type]
-    assert json.loads((saved / "video_preprocessor_config.json").read_text()) == {"fps": 2}
+    if not processor.images.videos:  # their processor needs no torchvision
+        of_files = AutoProcessor.from_pretrained(saved)
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        expected = of_files.apply_chat_template(CONVERSATION, **how)
+        assert expected["input_ids"] == inputs["input_ids"].tolist()
+    else:
+        assert json.loads((saved / "video_preprocessor_config.json").read_text()) == {"fps": 2}
 
 
 @torch.no_grad()
@@ -332,16 +361,17 @@ def test_published_shapes(name, tmp_path):
     with torch.device("meta"):
         theirs = CLASSES[published["model_type"]](whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
-    ours = qwen_vl.read_config(published, {}, {})
+    family = family_of(published)
+    ours = family.read_config(published, {}, shapes)
     expected = parameter_shapes(empty_model(VisionLanguageModel, ours))
     assert sum(map(math.prod, expected.values())) == parameters
     with meta_init():
         empty = VisionLanguageModel(ours)
     assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     for stored in (shapes, older(shapes)):
-        check_shapes(expected, qwen_vl.tensor_map(stored), stored, qwen_vl.IGNORABLE, name)
-    written = qwen_vl.write(ours, "bfloat16")
-    assert qwen_vl.read_config(written, {}, {}) == ours
+        check_shapes(expected, family.tensor_map(stored), stored, family.IGNORABLE, name)
+    written = family.write(ours, "bfloat16")
+    assert family.read_config(written, {}, {}) == ours
     (tmp_path / "config.json").write_text(json.dumps(written))
     again = AutoConfig.from_pretrained(tmp_path)
     for section in ("text_config", "vision_config"):
@@ -355,24 +385,30 @@ def test_published_shapes(name, tmp_path):
             "max_window_layers",
             "in_chans",
             "spatial_patch_size",
+            *((*OTHERS, "eos_token_id", "tie_word_embeddings") if name == "PaddleOCR-VL" else ()),
         }
 
 
-@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+@pytest.mark.parametrize("kind", RULES)
 def test_defaults_are_those_of_transformers(kind, tmp_path):
     """What a config.json leaves out, read as transformers reads it."""
+    family = family_of({"model_type": kind})
     described = {"model_type": kind, "text_config": {"rope_scaling": {"mrope_section": [16, 24, 24]}}}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    theirs, ours = AutoConfig.from_pretrained(tmp_path), qwen_vl.read_config(described, {}, {})
+    theirs, ours = AutoConfig.from_pretrained(tmp_path), family.read_config(described, {}, {})
     for name in TEXT_KEYS:
         if hasattr(theirs.text_config, name) and not name.startswith("rope_"):
             assert getattr(ours.text, name) == getattr(theirs.text_config, name), name
     assert ours.text.rope_theta == theirs.text_config.rope_parameters["rope_theta"]
-    (tmp_path / "config.json").write_text(json.dumps(qwen_vl.write(ours, "float32")))
+    (tmp_path / "config.json").write_text(json.dumps(family.write(ours, "float32")))
     again = AutoConfig.from_pretrained(tmp_path).vision_config.to_dict()
     tower = theirs.vision_config.to_dict() | {"out_hidden_size": ours.text.hidden_size}
-    differ = {name: value for name, value in tower.items() if again[name] != value}
-    assert differ.keys() <= {"dtype", "rope_parameters"}
+    differ = {name: value for name, value in tower.items() if again.get(name) != value}
+    assert differ.keys() <= {"dtype", "rope_parameters", *(OTHERS if kind == "paddleocr_vl" else ())}
+    theirs, rule = RULES[kind][0](), RULES[kind][1]({})
+    assert [rule.least, rule.limit] == [theirs.size.shortest_edge, theirs.size.longest_edge]
+    for name in ("image_mean", "image_std", "resample", "patch_size", "merge_size"):
+        assert np.array_equal(rule.known[name], getattr(theirs, name))
 
 
 # ------------------------------------------------------------------------------------------------ drafts

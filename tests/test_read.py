@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house import json_lines
+from data.errors import ImageError
+from data.pages import PdfPages
+from tests.house import data_url, json_lines
 from tests.processors import draw_image
+from tests.servers import CHAT, EXAMPLE, MESSAGES, NAME, RESPONSES, STAR, Running, embedded, running
 
 pytest.importorskip("docling_core")
 pdfium = pytest.importorskip("pypdfium2")
+Reader = pytest.importorskip("inference.pages.reader").Reader
 
 
 def write_pdf(path: Path, *sizes: tuple[int, int], turned: int = 0) -> Path:
@@ -62,3 +69,173 @@ def test_documents_of_all_kinds(run, tmp_path):
     assert [record["size"] for record in pages("frames").values()] == [[40, 30], [48, 30], [56, 30]]
     sizes = [record["size"] for record in pages("a/three").values()]
     assert [width > height for width, height in sizes] == [True, False, True]
+
+
+def test_a_run_that_was_killed_goes_on(run, cli, tmp_path, monkeypatch):
+    folder = tmp_path / "in"
+    write_pdf(folder / "a.pdf", *[(200, 100)] * 3)
+    write_frames(folder / "b.tif", 4)
+    run("in", "--out", "whole")
+    made, record = [], Reader._record
+
+    def counted(reader, page, done):
+        if len(made) == limit:
+            raise KeyboardInterrupt
+        made.append((page.document.source, page.number))
+        return record(reader, page, done)
+
+    monkeypatch.setattr(Reader, "_record", counted)
+    limit = 5
+    run("in", "--out", "cut", status=130)
+    lines = Path("cut/pages/b.jsonl").read_bytes()
+    Path("cut/pages/b.jsonl").write_bytes(lines + b'{"page": 4, "docu')  # as a kill leaves it
+    limit = 7
+    err = run("in", "--out", "cut")
+    assert len(made) == len(set(made)) == 7 and "5 read before" in err
+    for name in ("a.md", "b.md", "pages/a.jsonl", "pages/b.jsonl"):
+        assert Path("whole", name).read_bytes() == Path("cut", name).read_bytes()
+    Path("cut/a.md").unlink()
+    run("in", "--out", "cut")
+    assert Path("whole/a.md").read_bytes() == Path("cut/a.md").read_bytes() and len(made) == 7
+    for other in (["--task", "ocr"], ["--system", "Be brief."], ["--temperature", 1, "--seed", 3]):
+        assert "another" in run("in", "--out", "cut", *other, status=2)
+
+
+def test_shards_are_one_run(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(5):
+        write_frames(tmp_path / f"in/{number}.tif", 2)
+    for shard in (1, 2, 3):
+        run("in", "--shard", f"{shard}/3")
+        written = {path.stem for path in Path("read").glob("*.md")}
+        assert (len(written) == 5) == (shard == 3)
+    assert "10 read before" in run("in")
+
+
+def test_some_pages_now_and_others_later(run, tmp_path, complaint):
+    write_pdf(tmp_path / "nine.pdf", *[(100, 100)] * 9)
+    run("nine.pdf", "--pages", "2, 4-5")
+    assert [*pages("nine")] == [2, 4, 5]
+    run("nine.pdf", "--pages", "5-6")
+    assert [*pages("nine")] == [2, 4, 5, 6]
+    assert "9 pages" in run("nine.pdf", "--pages", "10-12", status=1)
+    for wrong in ("0-3", "3-2", "1,,2", "x", "-1"):
+        assert "--pages" in complaint("read", "nine.pdf", f"--pages={wrong}")
+
+
+def test_documents_of_one_name_stay_apart(run, tmp_path):
+    for name in ("a/x.tif", "b/x.tif", "c/y.tif", "c/y.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        draw_image(30, 20, seed=len(name)).save(tmp_path / name)
+    run("a/x.tif", "b/x.tif", "c/y.png")
+    assert {path.as_posix() for path in Path("read").rglob("*.md")} == {
+        "read/a/x.md",
+        "read/b/x.md",
+        "read/y.md",
+    }
+    run("c/y.tif", "c/y.png", "--format", "txt")  # the latter has the name already
+    assert [pages(name)[1]["document"] for name in ("y", "y.tif")] == ["c/y.png", "c/y.tif"]
+
+
+def test_a_page_that_fails_is_told_and_tried_again(run, tmp_path, monkeypatch):
+    write_pdf(tmp_path / "three.pdf", *[(100, 100)] * 3)
+    draw = PdfPages.draw
+
+    def broken(own, number, images):
+        if number == 2:
+            raise ImageError("three.pdf: page 2 is damaged")
+        return draw(own, number, images)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PdfPages, "draw", broken)
+        err = run("three.pdf", status=1)
+    assert "1 failed" in err and "page 2 is damaged" in err
+    assert "page 2 is damaged" in Path("read/three.md").read_text()
+    assert "2 read before" in run("three.pdf")
+    assert "damaged" not in Path("read/three.md").read_text() and len(pages("three")) == 3
+
+
+@pytest.mark.parametrize("package", ["pypdfium2", "docling_core"])
+def test_packages_that_are_missing_are_named(run, tmp_path, monkeypatch, package):
+    write_pdf(tmp_path / "one.pdf", (100, 100))
+    monkeypatch.setitem(sys.modules, package, None)
+    err = run("one.pdf", status=2)
+    assert package.replace("_", "-") in err and "requirements-read.txt" in err
+
+
+# ----------------------------------------------------------------------------------------------- over HTTP
+def raw_pdf(*objects: bytes, trailer: bytes = b"") -> bytes:
+    """A PDF of these objects, which are numbered from 1, the first is its catalog."""
+    made, places = b"%PDF-1.7\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    made, start = made + b"xref\n0 %d\n0000000000 65535 f \n%s" % (len(places) + 1, table), len(made)
+    end = b"trailer\n<< /Size %d /Root 1 0 R %s >>\nstartxref\n%d\n%%%%EOF\n"
+    return made + end % (len(places) + 1, trailer, start)
+
+
+def tree(count: int) -> list[bytes]:
+    """The catalog and the pages of a PDF of so many pages."""
+    kids = b" ".join(b"%d 0 R" % (number + 3) for number in range(count))
+    pages = b"<< /Type /Pages /Kids [%s] /Count %d /MediaBox [0 0 99 50] >>" % (kids, count)
+    return [b"<< /Type /Catalog /Pages 2 0 R >>", pages, *[b"<< /Type /Page /Parent 2 0 R >>"] * count]
+
+
+ENCRYPTED = raw_pdf(
+    *tree(1),
+    trailer=b"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >> /ID [<00> <00>]"
+    % (b"12" * 32, b"34" * 32),
+)
+TWO = raw_pdf(*tree(2))
+
+
+def data(pdf: bytes) -> str:
+    return f"data:application/pdf;base64,{base64.b64encode(pdf).decode()}"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with running(max_images=3) as served:
+        yield served
+
+
+def ask(path: str, pdf: bytes, images: int = 0) -> dict:
+    """A question about a PDF, and a picture so many times, as the clients of a protocol ask it."""
+    about = {"filename": "draft.pdf", "file_data": data(pdf)}
+    source = {"type": "base64", "media_type": "application/pdf", "data": data(pdf).partition(",")[2]}
+    part = {
+        CHAT: {"type": "file", "file": about},
+        RESPONSES: {"type": "input_file", **about},
+        MESSAGES: {"type": "document", "source": source},
+    }[path]
+    picture = {"type": "image_url", "image_url": {"url": data_url(EXAMPLE)}}
+    text = {"type": "input_text" if path == RESPONSES else "text", "text": STAR}
+    talk = {"input" if path == RESPONSES else "messages": [{"role": "user", "content": [part, text]}]}
+    talk[next(iter(talk))][0]["content"] += [picture] * images
+    return {"model": NAME, "max_output_tokens" if path == RESPONSES else "max_tokens": 4} | talk
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_pdf_of_a_request_is_its_pages_as_images(here, path):
+    """OpenAI's own example of a file, in its client and in the other protocols."""
+    if path == CHAT:
+        used = here.client().chat.completions.create(**ask(path, TWO)).usage.model_dump()
+    else:
+        used = here.send("POST", path, json=ask(path, TWO)).json()["usage"]
+    names = ("prompt_tokens", "input_tokens", "cache_read_input_tokens")
+    positions = embedded().processor.images.plan(275, 138).positions  # of a page at 200 dpi
+    assert sum(used.get(name, 0) for name in names) >= 2 * positions
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize(
+    ("pdf", "images", "said"),
+    [(raw_pdf(*tree(10_000)), 0, "10,000"), (TWO, 2, "pages"), (ENCRYPTED, 0, "password"), (b"", 0, "file")],
+    ids=["long", "with images", "encrypted", "empty"],
+)
+def test_pdfs_that_are_refused(here, pdf, images, said):
+    answer = here.send("POST", json=ask(CHAT, pdf, images))
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text

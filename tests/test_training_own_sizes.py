@@ -23,7 +23,6 @@ from families.internvl import InternVLImages
 from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
 from models import VisionLanguageModel
-from models.packed_vision_transformer import patches_of
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 from tests.processors import embedded
 from tests.processors import processor as processor_of
@@ -117,18 +116,13 @@ def ours_on(given: list[Batch], model: VisionLanguageModel) -> torch.Tensor:
 
 def of_transformers(ids: torch.Tensor, images: list[torch.Tensor], config) -> dict[str, torch.Tensor]:
     """Its model's arguments besides ids."""
-    inputs, side = {}, config.vision.patch_size
     if config.family == "lfm2_vl":
-        return lfm2_checkpoints.transformers_inputs(images, side) if len(images) else {}
-    inputs["mm_token_type_ids"] = (ids == config.image_token_id).int()
+        return lfm2_checkpoints.transformers_inputs(images, config.vision.patch_size) if len(images) else {}
+    inputs = {"mm_token_type_ids": (ids == config.image_token_id).int()}
     if config.family == "gemma4":
         return inputs | gemma4_checkpoints.transformers_inputs(images, config.vision)
     if len(images):
-        pixels = torch.cat([patches_of(image, config.vision) for image in images])
-        pixels = pixels.view(-1, 3, 1, side**2).expand(-1, -1, 2, -1)  # a still, twice
-        inputs["pixel_values"] = pixels.flatten(1)
-        grids = [(1, *(length // side for length in image.shape[1:])) for image in images]
-        inputs["image_grid_thw"] = torch.tensor(grids)
+        inputs |= qwen_checkpoints.transformers_inputs(images, config)
     return inputs
 
 

@@ -58,7 +58,8 @@ from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
 from tests.house import data_url
 from tests.processors import draw_image
-from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
+from tests.qwen_checkpoints import QWEN as KINDS
+from tests.qwen_checkpoints import TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
 from tests.servers import embedded, refused, running
 from tests.waiting import PATIENCE, wait_for

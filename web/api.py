@@ -122,7 +122,7 @@ class Asking:
             record.names = record.names | {"response_format": "structured_outputs"}
         options, grammar = asked.options(api.limits.max_new_tokens, api.engine.limits.slots), asked.held_to
         shown = await api.media.read(asked, client, record.take)
-        record.images, video = len(shown), any(one.name.startswith("video") for one in shown)
+        record.images, video = len(shown), any(not one.name.startswith("image") for one in shown)
         prepare = partial(prompt_of, asked, api.media, shown, options)
         count, stop = asked.n if answers is None else answers, tuple(asked.stop)
         return self.submit(Ticket(prepare, count, stop, asked.top, client, grammar, video))

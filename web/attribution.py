@@ -38,7 +38,7 @@ class Maps:
         message = asked.messages[-1]
         self._question = "\n".join(part.text for part in message.parts if part.text)
         one = len(asked.messages) == 1 and len(message.parts) <= len(shown) + 1 and self._question.strip()
-        if not (one and shown) or any(part.video_url for part in message.parts):
+        if not (one and shown) or any(part.video_url or part.file for part in message.parts):
             raise ImageError("messages: expected one message, of images and a question")
         self._media, self._shown = media, shown
 
@@ -46,7 +46,7 @@ class Maps:
         check_attention(checkpoint)
         with ExitStack() as stack:
             opened = (self._media.open(one, 0, checkpoint.processor, stack) for one in self._shown)
-            self._images = list(opened)
+            self._images = [image for images in opened for image in images]
         self._tiled = [one for image in self._images for one in checkpoint.processor.visuals(image)]
         self._row = encode(checkpoint, self._tiled, self._question)
         return self._row, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)

@@ -108,7 +108,7 @@ class Ticket:
     logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
     grammar: what answers are held to (see `Forms.constraint`); None for anything.
-    video: whether it shows one, which may take long to decode.
+    video: whether it shows one or a PDF, which may take long to decode.
     then: other work in the model's thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out as `Piece.made`.
 

@@ -32,7 +32,7 @@ class Media:
     """Threads that read what `image_url` and `video_url` name. Clients take turns."""
 
     def __init__(self, limits: ApiLimits):
-        self._most = limits.max_images
+        self.most = limits.max_images
         self._image = replace(limits.image, allow_urls=limits.allow_urls, allow_paths=False)
         self._video = replace(self._image, max_bytes=limits.max_body)
         self._reading = ThreadPoolExecutor(2, thread_name_prefix="images")
@@ -44,8 +44,8 @@ class Media:
         order. `take` is called with the number of those that the request did not bring. Raises Refused and
         ImageError."""
         parts = [part for message in asked.messages for part in message.parts if part.shown is not None]
-        if len(parts) > self._most:
-            message = f"messages: expected at most {self._most} images, got {len(parts)}"
+        if len(parts) > self.most:
+            message = f"messages: expected at most {self.most} images, got {len(parts)}"
             raise Refused(400, message, "messages")
         turn = self._turns.of(client)
 
@@ -69,7 +69,7 @@ class Media:
         return [task.result() for task in reading]
 
     def _read(self, url: str, name: str) -> NamedBytes:
-        limits = self._video if name.startswith("video") else self._image
+        limits = self._image if name.startswith("image") else self._video
         if not url[:8].lower().startswith(("data:", "http://", "https://")):
             raise ImageError(f"{name}: expected a data: URL with the {name.split()[0]} itself")
         data = NamedBytes(read_bytes(url, limits, name))
@@ -78,14 +78,23 @@ class Media:
             image_size(data, limits, name)
         return data
 
-    def open(self, data: NamedBytes, videos: int, processor: Processor, until: ExitStack) -> Any:
-        """The pixels of what `read` gave: an image, or one of so many `videos`, which share the seconds that
-        decoding may take, and end with `until`. Raises ImageError."""
-        if not data.name.startswith("video"):
-            return load_image(data, self._image)
-        processor.check_video(data.name, animated=container_of(data[:HEAD]) is None)
+    def open(
+        self, data: NamedBytes, videos: int, processor: Processor, until: ExitStack, room: int = 1
+    ) -> list[Any]:
+        """The pixels of what `read` gave: an image, the pages of a PDF, of which there is `room` for so many,
+        or a video. So many `videos` and PDFs share the seconds that decoding may take; videos end with
+        `until`. Raises ImageError."""
+        if data.name.startswith("image"):
+            return [load_image(data, self._image)]
         limits = replace(self._video, max_seconds=self._video.max_seconds / videos)
-        return until.enter_context(open_apart(data, limits, data.name))
+        if data.name.startswith("video"):
+            processor.check_video(data.name, animated=container_of(data[:HEAD]) is None)
+            return [until.enter_context(open_apart(data, limits, data.name))]
+        with open_apart(data, limits, data.name) as pages:
+            if pages.count > room:
+                most = f"expected at most {room} pages here ({self.most} images in a request)"
+                raise ImageError(f"{data.name}: {most}, got {pages.count:,}; send fewer pages")
+            return list(pages.read(range(pages.count)))
 
 
 def prompt_of(
@@ -104,16 +113,17 @@ def prompt_of(
         processor.chat.check_thinking(asked.thinks_by)
     tools = asked.shown_tools if checkpoint.knows_tools else ()
     left, size, conversation = iter(shown), None, list[dict[str, Any]]()
-    count = sum(one.name.startswith("video") for one in shown)
+    count, room = sum(not one.name.startswith("image") for one in shown), media.most - len(shown) + 1
     with ExitStack() as videos:
         for message in asked.messages:
             content: list[dict[str, Any]] = []
             for part in message.parts:
-                kind = part.type.removesuffix("_url")
-                value = (
-                    media.open(next(left), count, processor, videos) if part.shown is not None else part.text
-                )
-                content.append({"type": kind, kind: value})
+                kind = "image" if part.type == "file" else part.type.removesuffix("_url")
+                values: list[Any] = [part.text]
+                if part.shown is not None:
+                    values = media.open(next(left), count, processor, videos, room)
+                    room -= len(values) - 1
+                content += [{"type": kind, kind: value} for value in values]
             if sizes := {part["image"].size for part in content if part["type"] == "image"}:
                 size = sizes.pop() if len(sizes) == 1 else None
             elif message.role == "assistant" and size is not None:

@@ -90,24 +90,29 @@ class Strict(BaseModel):
 Url = Annotated[
     str | None, BeforeValidator(lambda value: value.get("url") if isinstance(value, dict) else value)
 ]
+FileData = Annotated[
+    str | None,
+    BeforeValidator(lambda value: value.get("file_data", "") if isinstance(value, dict) else value),
+]
 
 
 class Part(Strict):
     """`detail` of an image is ignored: images are seen as the checkpoint's processor cuts them."""
 
-    type: Literal["text", "image_url", "video_url"]
+    type: Literal["text", "image_url", "video_url", "file"]
     text: str | None = None
     image_url: Url = None
     video_url: Url = None
+    file: FileData = None  # a PDF
 
     @property
     def shown(self) -> str | None:
-        return self.video_url if self.image_url is None else self.image_url
+        return None if self.type == "text" else getattr(self, self.type)
 
     @model_validator(mode="after")
     def _of_its_type(self) -> Part:
-        given = {name for name in ("text", "image_url", "video_url") if getattr(self, name) is not None}
-        if given != {self.type}:
+        names = ("text", "image_url", "video_url", "file")
+        if {name for name in names if getattr(self, name) is not None} != {self.type}:
             raise ValueError(f"expected {self.type!r} in a part of this type, and nothing else")
         return self
 

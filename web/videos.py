@@ -1,11 +1,14 @@
-"""A stranger's video is opened once, in a process of its own: for a bounded time, in bounded memory.
+"""A stranger's video or PDF is opened once, in a process of its own: for a bounded time, in bounded memory.
 
 with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.visuals.open_video`
     for frame in clip.frames([0, 12]): ...
+with open_apart(data, limits, "file 1") as pages:
+    for page in pages.read(range(pages.count)): ...
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -21,6 +24,7 @@ from PIL import Image
 
 from data.errors import ImageError
 from data.images import ImageLimits
+from data.pages import PdfPages
 from data.video import Clip
 from data.visuals import open_video
 from inference.apart import Apart, bounded, say
@@ -37,7 +41,7 @@ RUNNING: ContextVar[set[Apart] | None] = ContextVar("RUNNING", default=None)
 @contextmanager
 def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
     """The Clip of a video's bytes, within `max_seconds` of processor time for all that is done with it, until
-    the block ends. Raises ImageError, as its frames do."""
+    the block ends. Raises ImageError, as its frames do. Pages of a "file" are frames of their own sizes."""
     child, running = Apart("web.videos:serve"), RUNNING.get()
     if running is not None:
         running.add(child)
@@ -73,10 +77,16 @@ def _why(status: int, limits: ImageLimits) -> str:
         return f"not decoded within {WALL:g} s on a busy server; ask again, or give less"
     if status in (-signal.SIGPROF, OUT_OF_MEMORY):
         most = f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
-        return f"it takes more than {most} to decode; give a shorter video"
+        return f"it takes more than {most} to decode; give less"
     if status != -signal.SIGTERM:  # nobody waits for it any more
-        log.warning("a process that decoded a video has ended with status %d", status)
-    return "it could not be decoded; give another video, or save it anew"
+        log.warning("a process that decoded a video or PDF has ended with status %d", status)
+    return "it could not be decoded; give another one, or save it anew"
+
+
+def _pages(data: bytes, limits: ImageLimits, name: str) -> Clip:
+    """The pages of a PDF, as frames."""
+    pages = PdfPages(io.BytesIO(data), name, limits)
+    return Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
 
 
 def serve() -> None:
@@ -86,7 +96,8 @@ def serve() -> None:
     os.nice(NICE)
     bounded(limits.max_seconds, WALL, MEMORY)
     try:
-        clip = open_video(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
+        opened = open_video if about["name"].startswith("video") else _pages
+        clip = opened(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
         say({"count": clip.count, "rate": clip.rate, "size": clip.size, "animated": clip.animated})
         for line in sys.stdin.buffer:
             for frame in clip.read(json.loads(line)):

@@ -42,18 +42,21 @@ class Document:
     total: int
 
 
+def find(names: Sequence[str]) -> Questions:
+    """The documents among files, and in folders with their subfolders. Raises RequestError for none."""
+    return questions_of_images(names, [""], documents=(".pdf",))
+
+
 def documents_of(
-    names: Sequence[str],
+    found: Questions,
     out: Path,
     form: str,
     about: Mapping[str, Any],
     wanted: Sequence[tuple[int, int]],
     shard: tuple[int, int],
 ) -> tuple[list[Document], list[str]]:
-    """The documents of a shard among files, and folders with their subfolders, and why others cannot be read.
-    `wanted`: (first, last) pages of each. Raises RequestError where there is none, and where results are by
-    another model or with other options."""
-    found = questions_of_images(names, [""], documents=(".pdf",))
+    """The documents of a shard of what `find` has found, and why others cannot be read. `wanted`: the first
+    and last of ranges of pages. Raises RequestError for results by another model or with other options."""
     sources = [source for source, _ in found.entries]
     called = _names(sources, out, bool(found.folder))
     documents, failures = list[Document](), list(found.unread)

@@ -28,6 +28,7 @@ MODELS = {
     "idefics3-8b": Known("HuggingFaceM4/Idefics3-8B-Llama3", 16.9, "photographs and documents, in detail"),
     "granite-docling-258m": Known("ibm-granite/granite-docling-258M", 0.5, "pages, as text with its places"),
     "smoldocling-256m": Known("ds4sd/SmolDocling-256M-preview", 0.5, "as granite-docling-258m, older"),
+    "paddleocr-vl-1.6": Known("PaddlePaddle/PaddleOCR-VL-1.6", 1.9, "tables, formulas, charts, text alone"),
     "internvl3.5-1b": Known("OpenGVLab/InternVL3_5-1B-HF", 2.1, "photographs, charts, documents"),
     "internvl3.5-2b": Known("OpenGVLab/InternVL3_5-2B-HF", 4.7, "the same, more reliably"),
     "internvl3.5-4b": Known("OpenGVLab/InternVL3_5-4B-HF", 9.5, "the same, and questions that need thought"),

@@ -94,9 +94,12 @@ def write_checkpoint(
     # Greedy, unless what was loaded says otherwise.
     generation = {"do_sample": False, **model.generation_config, **write_ids(config)}
     write_json(folder / "generation_config.json", generation)
-    write_weights(placed(tensors, places), folder, max_shard_bytes)
+    family = FAMILIES[config.family]
+    in_files = getattr(family, "saved_name", str)
+    stored = {in_files(name): tensor for name, tensor in placed(tensors, places).items()}
+    write_weights(stored, folder, max_shard_bytes)
     if processor is not None:
-        _write_processor(processor, folder, *FAMILIES[config.family].PROCESSORS[described["model_type"]])
+        _write_processor(processor, folder, *family.PROCESSORS[described["model_type"]])
 
 
 def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:
