@@ -63,16 +63,10 @@ OF_DATA = (
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
-    add(
-        "--tasks",
-        type=names,
-        metavar="NAMES",
-        help="shapes, drawings, pages, or tasks of lmms-eval, by commas",
-    )
-    rows = (
-        "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]; with "
-    )
-    rows += "--tasks pages a folder of pages (recipes/pages)"
+    tasks = "shapes, drawings, pages, or tasks of lmms-eval, by commas"
+    add("--tasks", type=names, metavar="NAMES", help=tasks)
+    rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]; "
+    rows += "with --tasks pages, a folder of pages (recipes/pages)"
     add("--data", type=dataset, metavar="PATH", help=rows)
     most = "maximum number of questions (shapes, drawings, pages: default 2000)"
     add("--limit", type=positive, metavar="N", help=most)
@@ -101,12 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
     prompt = "prompt template with column names in braces; \\n is a new line"
     add("--prompt", default="", metavar="TEXT", help=prompt)
     add("--system", default="", metavar="TEXT", help="system message before every question")
-    add(
-        "--max-new-tokens",
-        type=positive,
-        metavar="N",
-        help="maximum tokens to generate (default 32; of a page: by its size)",
-    )
+    tokens = "maximum tokens to generate (default 32; of a page, by its size)"
+    add("--max-new-tokens", type=positive, metavar="N", help=tokens)
     add("--allow-urls", action="store_true", help="fetch images that rows name by URL")
     add("--allow-outside", action="store_true", help="open images outside of the data's folder")
     add("--allow-text-only", action="store_true", help="accept rows without any image")
@@ -173,9 +163,9 @@ def _sides(text: str) -> tuple[str, str]:
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = build_parser()
     settings = parser.parse_args(arguments)
-    settings.pages = {"limit": settings.max_new_tokens}
-    if settings.tasks == ["pages"]:  # with a folder and a limit of their own
-        settings.pages |= {"folder": settings.data["path"]} if settings.data else {}
+    settings.pages = {}
+    if settings.tasks == ["pages"]:  # which have a folder, and may have a limit
+        settings.pages = {"folder": settings.data and settings.data["path"], "limit": settings.max_new_tokens}
         settings.data = settings.max_new_tokens = None
     if bool(settings.tasks) == bool(settings.data):
         parser.error("expected either --tasks or --data")

@@ -61,12 +61,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     if settings.data:
         tasks.append(_data_task(settings, ranks.device))
     for name in (name for name in OWN if name in settings.tasks):
-        more = (
-            settings.pages | {"reading": _processor(settings, ranks.device).reading}
-            if name == "pages"
-            else {}
-        )
-        tasks.append(own_task(name, settings.limit, settings.seed or 0, **more))
+        more = {} if name != "pages" else {"reading": _processor(settings, ranks.device).reading}
+        tasks.append(own_task(name, settings.limit, settings.seed or 0, **more, **(more and settings.pages)))
     think = settings.think_tokens or THINK_TOKENS if settings.think else None
     draws = None
     if settings.samples:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -24,6 +24,7 @@ import scipy  # which imports scipy.optimize when it is first used
 from docling_core.types.doc.common.content_layer import ContentLayer
 from docling_core.types.doc.document import DoclingDocument, TableItem
 
+from eval.boxes import matched
 from eval.metrics import similarity
 
 BESIDE = ("page_header", "page_footer")
@@ -80,13 +81,12 @@ def page_scores(truth: Sequence[Piece], document: DoclingDocument) -> dict[str, 
     scores["order"] = similarity(sorted({*body} & places.keys(), key=places.__getitem__), body)
     tables, others = ([rows for *_, rows in pieces if rows is not None] for pieces in (truth, found))
     for name in ("teds", "teds_structure") if tables else ():
-        each = np.array([[teds(one, other, name != "teds") for other in others] for one in tables])
-        best = scipy.optimize.linear_sum_assignment(each, maximize=True) if others else ()
-        scores[name] = float(each[best].sum() / len(tables))
+        each = [[teds(one, other, name != "teds") for other in others] for one in tables]
+        scores[name] = matched(np.reshape(each, (len(tables), len(others)))) / len(tables)
     return scores
 
 
-@cache
+@lru_cache(100_000)  # a model that repeats itself writes the same text again and again
 def _found(wanted: str, text: str) -> float:
     """How alike two texts are, 0 where less than half of one is in the other."""
     if min(len(wanted), len(text)) < FOUND * max(len(wanted), len(text)):

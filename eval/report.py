@@ -38,12 +38,8 @@ def write_report(
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
-    environment.filters |= {
-        "percent": "{:.1%}".format,
-        "number": number,
-        "counted": counted,
-        "part": part_text,
-    }
+    environment.filters |= {"percent": "{:.1%}".format, "number": number, "counted": counted}
+    environment.filters["part"] = part_text
     worst, wrong = _worst_samples(task, records)
     note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
     some = random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))

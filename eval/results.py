@@ -40,11 +40,6 @@ OVERALL = "overall"
 CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
 ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
-ENDS = (  # title, counts of results.json, and what is counted
-    ("cut off", "stop_reasons", "length"),
-    ("closed by the guard", "stop_reasons", "guard"),
-    ("thinking ended by force", "thinking_stop_reasons", "length"),
-)
 ERRORS_LISTED = 100
 ANSWERS_LISTED = 8  # to the questions of a class, the most common ones
 _ROOT = Path(__file__).resolve().parent.parent
@@ -75,18 +70,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------- figures
+def mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """{"score": their mean, "interval": [low, high], "n": their number}."""
+    interval = list(score_interval(values))
+    return {"score": math.fsum(values) / len(values), "interval": interval, "n": len(values)}
+
+
 def figures(metric: Metric, scored: Sequence[Sequence[Scored]]) -> dict[str, Any]:
-    """{"score", "interval": [low, high], "n"}, "parts": the same of the metric's, and its other figures, from
-    the answers to each question."""
+    """`mean_of` the scores of the answers to each question, the same of the metric's "parts", and its other
+    figures."""
     flat = [one for answers in scored for one in answers]
-    summary = metric.summarise(flat)
-    parts = {
-        name: {"score": math.fsum(one) / len(one), "interval": list(score_interval(one)), "n": len(one)}
-        for name, one in metric.parts(flat).items()
-    }
-    summary |= {"parts": parts} if parts else {}
-    interval = score_interval([mean_score(answers)["score"] for answers in scored])
-    return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
+    parts = {name: mean_of(values) for name, values in metric.parts(flat).items()}
+    own = mean_of([mean_score(answers)["score"] for answers in scored])
+    return own | metric.summarise(flat) | {"parts": parts}
 
 
 def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dict[str, Any]]:
@@ -105,13 +101,9 @@ def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dic
         return sum(scores) / len(scores)
 
     for k in sorted({2**power for power in range(count.bit_length())} | {count}):
-        row: dict[str, Any] = {"k": k}
-        for name, values in (
-            ("best", [best_of(record["scores"], k) for _, record in asked]),
-            ("majority", [voted(sample, record, k) for sample, record in asked]),
-        ):
-            row[name] = {"score": math.fsum(values) / len(values), "interval": list(score_interval(values))}
-        rows.append(row)
+        best = [best_of(record["scores"], k) for _, record in asked]
+        won = [voted(sample, record, k) for sample, record in asked]
+        rows.append({"k": k, "best": mean_of(best), "majority": mean_of(won)})
     return rows
 
 
@@ -169,7 +161,7 @@ def summarise(
         "interval": overall["interval"],
         "confidence": CONFIDENCE,
         "n": overall["n"],
-        "parts": overall.get("parts", {}),
+        "parts": overall["parts"],
         "figures": {key: value for key, value in overall.items() if key not in named},
         "calibration": calibration(*zip(*sure)) if sure else None,
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
@@ -220,11 +212,14 @@ def cut_off(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """How many answers reached the limit of tokens, pages were closed by the guard against repetition, and
     thoughts reached their limit, and of how many; nothing where nobody knows, as of results of earlier
     versions."""
-    found = {}
-    for title, name, reason in ENDS:
-        if (counts := results.get(name)) and (reason == "length" or reason in counts):
-            found[title] = counts.get(reason, 0), sum(counts.values())
-    return found
+    own, thinking = (results.get(f"{name}s") or {} for name in ENDED)
+    ends = {"cut off": (own, "length"), "closed by the guard": (own, "guard")}
+    ends["thinking ended by force"] = thinking, "length"
+    return {
+        title: (counts.get(reason, 0), sum(counts.values()))
+        for title, (counts, reason) in ends.items()
+        if counts and (reason == "length" or reason in counts)
+    }
 
 
 def cut_off_text(results: Mapping[str, Any]) -> str:
@@ -243,9 +238,9 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The families of `summarise` as a Markdown table."""
     names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"} | CONTROLS
     names = {key: title for key, title in names.items() if key in rows[0]}
-    parts = rows[-1].get("parts", {})
-    titles = [*names.values(), *parts, "n"]
-    lines = [f"| questions about | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    parts = rows[-1].get("parts", {})  # earlier versions have none
+    titles = "questions about", *names.values(), *parts, "n"
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from inference.pages.ending import MOST, page_form
 from lxml import html
 from lxml.etree import LxmlError
 from PIL import Image
@@ -17,11 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from data.errors import DatasetError
 from data.reading import Reading
-from eval.metrics import Metric, Scored
+from eval.metrics import Fields, Metric, Scored
 from eval.pages import Piece, page_scores, plain, table_piece
 from eval.tasks import EvalSample, EvalTask
 from inference.pages.document import page_document
-from inference.pages.ending import MOST, page_form
 from messages import one_line
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
@@ -67,22 +67,26 @@ class Line:
 def pages_task(
     pages: int,
     seed: int = 0,
-    folder: str | Path = SAMPLE,
+    folder: str | Path | None = None,
     reading: Reading | None = None,
     limit: int | None = None,
 ) -> EvalTask:
     """The first pages of a folder, each to be read whole. A page's `family` is its kind.
 
     Args:
-        seed: of no effect: pages are made before.
+        seed: without effect, as pages are made before.
+        folder: as recipes/pages makes it; None for the ten that are kept here.
         reading: how the model is asked, and the form of its answers.
         limit: most tokens of a page, where it is not what the page's size makes it.
 
     Raises DatasetError where the folder holds something else.
     """
-    reading, lines = reading or Reading(), read_lines(Path(folder) / "pages.jsonl")[:pages]
+    reading, folder = reading or Reading(), Path(folder or SAMPLE)
+    lines = read_lines(folder / "pages.jsonl")[:pages]
     truth = {line.image: [piece.piece() for piece in line.pieces] for line in lines}
-    sizes = {name: image_size(Path(folder) / name) for name in truth}
+    if len(truth) < len(lines):
+        raise DatasetError(f"{folder}: expected a page to an image, got {len(lines)} pages of {len(truth)}")
+    sizes = {name: image_size(folder / name) for name in truth}
 
     @cache
     def scores(answer: str, name: str) -> dict[str, float]:
@@ -93,9 +97,9 @@ def pages_task(
         each = [scores(one.answer, one.fields["page"]) for one in scored]
         return {name: found for name in SCORES if (found := [one[name] for one in each if name in one])}
 
-    metric = Metric(
-        "pages", DESCRIPTION, lambda answer, _, fields: scores(answer, fields["page"])["text"], parts=parts
-    )
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        return scores(answer, fields["page"])["text"]
+
     prompt = reading.prompt("page")
     samples = [
         EvalSample(
@@ -103,7 +107,7 @@ def pages_task(
             question=prompt,
             prompt=prompt,
             targets=("\n".join(text for _, text, _ in truth[line.image]),),
-            images=partial(list, [Path(folder) / line.image]),
+            images=partial(list, [folder / line.image]),
             group=line.image,
             shows=(line.image,),
             max_new_tokens=limit or MOST,
@@ -113,7 +117,9 @@ def pages_task(
         )
         for line in lines
     ]
-    return EvalTask("pages", samples, metric, prompt, {"path": str(folder), "form": reading.form})
+    data = {"name": "ten made pages"} if folder == SAMPLE else {"path": str(folder)}
+    metric = Metric("pages", DESCRIPTION, score, parts=parts)
+    return EvalTask("pages", samples, metric, prompt, data | {"form": reading.form})
 
 
 def read_lines(path: Path) -> list[Line]:
