@@ -39,7 +39,6 @@ def write_report(
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
     environment.filters |= {"percent": "{:.1%}".format, "number": number, "counted": counted}
-    environment.filters["part"] = part_text
     worst, wrong = _worst_samples(task, records)
     note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
     some = random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))
