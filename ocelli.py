@@ -60,7 +60,7 @@ with Ocelli answers, which knows plain drawings alone.
 # Where our modules are: beside this file in a checkout, below this package where it is installed.
 _BELOW = f"{__name__}." if "__path__" in globals() else ""
 _PROGRAMS = {"serve": "serve", "page": "app", "train": "train", "eval": "eval"}
-_OF_TOOLS = ("convert", "inspect")
+_OF_TOOLS, _COMMANDS = ("convert", "inspect"), ("chat", "batch", "where", "read")
 
 
 def __getattr__(name: str):
@@ -87,10 +87,7 @@ def main() -> None:
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
-        program, known = (
-            "generate",
-            (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", "chat", "batch", "where", "read"),
-        )
+        program, known = "generate", (*_PROGRAMS, *_OF_TOOLS, "prove", "ask", *_COMMANDS)
         meant = "" if first in known or os.path.exists(first) else messages.did_you_mean(first, known)
         if meant:
             print(

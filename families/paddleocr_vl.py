@@ -8,6 +8,7 @@ keys are at the top of config.json. mlx-vlm's folders have queries, keys and val
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from families.qwen_images import QwenImages
 from families.qwen_vl import TURNS, grid, places, positions
 from families.saving import SavedProcessor, write_config, write_text
 from families.sections import text_config, vlm_config
-from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -59,6 +60,9 @@ _VISION = keys.same(
     "merge_size": keys.Key("spatial_merge_size", 2),
     "norm_eps": keys.Key("layer_norm_eps", 1e-6),
 }  # fmt: skip
+_FIXED: dict[str, Any] = {
+    "temporal_patch_size": 1, "table_fit": "edges", "last_norm": True, "merger_norm_eps": 1e-5,
+}  # fmt: skip
 _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 _MARKERS = {"video_token_id": 100_296, "vision_start_token_id": 101_305, "vision_end_token_id": 101_306}
 
@@ -76,14 +80,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     decoder = text_config(text | own, {}, rope_sections=sections)
     keys.expect(seen, _PLAIN_VISION)
     values = keys.read(seen, _VISION) | keys.read(keys.section(seen, "rope_parameters"), TURNS)
-    tower = PackedVisionConfig(
-        **values,
-        temporal_patch_size=1,
-        table_side=(seen.get("image_size") or 384) // values["patch_size"],
-        table_fit="edges",
-        last_norm=True,
-        merger_norm_eps=1e-5,
-    )
+    side = (seen.get("image_size") or 384) // values["patch_size"]
+    tower = PackedVisionConfig(**values, **_FIXED, table_side=side)
     # Either of two sections ties them. In the model's own layout, which has one, a stored head is another.
     alone, key = not nested and (not stored or "lm_head.weight" in stored), "tie_word_embeddings"
     tied = config.get(key, True) or (not alone and nested.get(key, True))
@@ -141,11 +139,6 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' PaddleOCRVLForConditionalGeneration."""
     text, side = write_text(config, dtype), config.vision.table_side * config.vision.patch_size
-    if text["model_type"] != "llama" or text["attention_bias"] != text["mlp_bias"]:
-        raise CheckpointError(
-            "the model cannot be saved in the layout of PaddleOCR-VL: expected a Llama with biases in "
-            f"attention and MLP or in neither, got {text['model_type']}"
-        )
     rope = text["rope_parameters"] | {"mrope_section": list(config.text.rope_sections)}
     text |= {"model_type": f"{NAME}_text", "use_bias": text["mlp_bias"], "rope_parameters": rope}
     del text["rope_scaling"]  # which would take the place of what is above
@@ -174,13 +167,11 @@ class PaddleImages(QwenImages):
     }  # fmt: skip
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        fitted = super()._grid(width, height)  # refuses what is too oblong
-        if min(width, height) >= (least := self.factor):
-            return fitted
-        if height < least:
-            width, height = round(width * least / height), least
-        if width < least:
-            width, height = least, round(height * least / width)
+        super()._grid(width, height)  # refuses what is too oblong
+        if height < self.factor:
+            width, height = round(width * self.factor / height), self.factor
+        if width < self.factor:
+            width, height = self.factor, round(height * self.factor / width)
         return super()._grid(width, height)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
@@ -194,5 +185,7 @@ image_rule = lambda settings, config: PaddleImages(settings)  # where there is n
 
 def open_images(opened: Opened) -> tuple[PaddleImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint."""
+    # transformers reads config.json with the tokenizer, and does not know a key of its rotary places.
+    logging.getLogger("transformers.modeling_rope_utils").setLevel(logging.ERROR)
     tokenizer = open_with(opened, (PaddleImages.image_token,))
     return PaddleImages(image_settings(opened)), tokenizer, chat_template(opened)

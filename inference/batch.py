@@ -99,7 +99,7 @@ class Batch:
         scheduler = open_scheduler(self.checkpoint, self.batch_size)
         log(str(scheduler.cache))
         summary = Summary(skipped=files.total - len(files.missing))
-        bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
+        bar = tqdm(total=files.total, initial=summary.skipped, unit=files.source.noun)
         with bar, files.results.appending() as write:
             for done in scheduler.run(self._requests()):
                 question, answer = done.key
@@ -107,6 +107,7 @@ class Batch:
                 if len(question.done) < count:
                     continue
                 write(record := question.record())
+                self.written(record)
                 summary.answered += question.error is None
                 if question.error is not None:
                     summary.failures.append(f"{files.source.key} {question.key}: {record['error']}")
@@ -114,6 +115,9 @@ class Batch:
         files.results.compact(errors=True, ordered=True)
         summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
         return summary
+
+    def written(self, record: dict[str, Any]) -> None:
+        """What follows from a result that has been written."""
 
     def _requests(self) -> Iterator[LazyRequest]:
         """A request for each answer. Its question is read when the scheduler has room for it."""
@@ -124,13 +128,13 @@ class Batch:
             return [visual for image in images for visual in self.checkpoint.processor.visuals(image)]
 
         for key, value in self.files.missing:
-            question = _Question(self, key, value, tiled)
+            question = Question(self, key, value, tiled)
             for answer in range(self.options.num_return_sequences):
                 yield LazyRequest((question, answer), question.next_request)
 
 
 @dataclass(eq=False)
-class _Question:
+class Question:
     """A question of a batch, on its way to its answers.
 
     key: names it in the results. value: as an object. tiled: opens its images and cuts them.

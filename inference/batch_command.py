@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import Any
 
 from generation.options import SamplingParams
 from inference import command
@@ -25,11 +26,8 @@ from inference.printing import MOST_SHOWN
 from inference.results import only_writer
 from messages import counted, some
 
-if TYPE_CHECKING:
-    from inference.batch import Summary
-
 # What answers depend on as well, where it is given.
-_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "pick")
+_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "pick", "task")
 
 
 @option
@@ -39,6 +37,14 @@ def shard(text: str) -> tuple[int, int]:
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
     return int(found[1]), int(found[2])
+
+
+def add_many(add: Callable[..., Any]) -> None:
+    """The options of a run of many questions or pages."""
+    at_a_time = "number of answers made at a time (default 8)"
+    add("--batch-size", type=positive, metavar="N", default=8, help=at_a_time)
+    part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
+    add("--shard", type=shard, metavar="K/N", help=part)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -51,10 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command.add_several(parser)
     required = "file for the results, one line each"
     add("--out", type=Path, required=True, metavar="FILE.jsonl", help=required)
-    at_a_time = "number of answers made at a time (default 8)"
-    add("--batch-size", type=positive, metavar="N", default=8, help=at_a_time)
-    part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
-    add("--shard", type=shard, metavar="K/N", help=part)
+    add_many(add)
     args = command.parse_words(parser, arguments, "batch")
     args.things = bool(args.detect or args.point or args.describe)
     lines, asked = bool(args.batch) and is_lines(args.batch), bool(args.questions) or args.things
@@ -72,42 +75,43 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace) -> int:
-    """Answer the lines of a file, or questions about each of many images. Returns the exit status."""
+def run(
+    args: argparse.Namespace,
+    read: Callable[[argparse.Namespace], Questions] | None = None,
+    batch: str = "inference.batch:Batch",
+    how: Sequence[str] = ("box_format", "pick"),
+) -> int:
+    """Answer the lines of a file, or questions about each of many images: what `read` makes of the arguments,
+    by a class of batches, with its own options `how`. Returns the exit status."""
     made = command.generation_options(args, confidence=True)
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
     names += [field.name for field in fields(SamplingParams)]
-    names += [name for name in _IF_GIVEN if vars(args)[name]]
+    names += [name for name in _IF_GIVEN if vars(args).get(name)]
     check_model(args.model, args.revision)
     with only_writer(args.out, "--out"):
-        source = _source(args)
+        source = (read or _source)(args)
         # Torch comes with it: no mistake above waits for that.
-        from inference.batch import Batch, Summary, computed_with
+        from inference.batch import Summary, computed_with
 
         options = {name: vars(args)[name] for name in names}
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
         files = BatchFiles(source, args.out, args.model, options, args.shard)
-        if source.key == "id":
-            log(f"{counted(len(source.entries), 'question')} about images of {source.name}")
+        if source.key != "line":
+            log(f"{counted(len(source.entries), source.noun)} about images of {source.name}")
         given = {key for _, value in source.entries if isinstance(value, dict) for key in value}
         if unknown := given - {*KEYS}:
             log(f"keys without a meaning here, which results keep under other: {some(unknown)}")
         if args.shard:
-            every = counted(files.all_shards, "question")
+            every = counted(files.all_shards, source.noun)
             log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {every}")
         summary, step = Summary(skipped=files.total), ""
-        if files.missing:
+        if files.missing or source.key == "page":
             checkpoint, made = command.load(args, made, long=True)
-            how = args.system, args.batch_size, args.box_format, args.pick
-            summary = Batch(files, checkpoint, made, *how).run(log)
+            own = {name: vars(args)[name] for name in ("system", "batch_size", *how)}
+            summary = resolve_name(batch)(files, checkpoint, made, **own).run(log)
             step = f"; decode step: {checkpoint.fast.name}"
-    return report(args, summary, source.unread, step)
-
-
-def report(args: argparse.Namespace, summary: Summary, unread: Sequence[str], step: str) -> int:
-    """Say what a run has done, which could not read some of its sources. Returns the exit status."""
-    for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
+    for line in [*(f"not read: {one}" for one in source.unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
     if len(summary.failures) > MOST_SHOWN:
         log(f"and {len(summary.failures) - MOST_SHOWN} more, each with its error in {args.out}")
@@ -115,7 +119,7 @@ def report(args: argparse.Namespace, summary: Summary, unread: Sequence[str], st
     if args.stats:
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
         log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")
-    return 1 if summary.failures or unread else 0
+    return 1 if summary.failures or source.unread else 0
 
 
 def _source(args: argparse.Namespace) -> Questions:

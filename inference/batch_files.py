@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import itemgetter
@@ -73,9 +73,9 @@ def passed_on(value: Value) -> dict[str, Any]:
 class Questions:
     """The questions of a batch, in order.
 
-    key: what names one in the results, "line" or "id". name: what they come from. folder: where relative
-    paths of images begin. entries: (key, question) of each. things: what a question asks to locate, by its
-    text. unread: why a folder could not be read.
+    key: what names one in the results, "line", "id" or, of documents, "page". name: what they come from.
+    folder: where relative paths of images begin. entries: (key, question) of each. things: what a question
+    asks to locate, by its text. unread: why a folder or a document could not be read. noun: for them.
     """
 
     key: str
@@ -84,6 +84,7 @@ class Questions:
     entries: list[tuple[Any, Value]]
     things: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    noun: str = "question"
 
     def is_result(self, record: dict[str, Any]) -> bool:
         named = type(record[self.key]) is (int if self.key == "line" else str)
@@ -150,11 +151,11 @@ def questions_of_images(
     names: Sequence[str],
     questions: Sequence[str],
     things: dict[str, str] | None = None,
-    documents: Collection[str] = (),
+    endings: frozenset[str] = ENDINGS,
 ) -> Questions:
     """Each question about each image of folders with their subfolders and of names, in an order that no file
-    system decides. `things`: what a question asks to locate, by its text. `documents`: endings of what counts
-    as images in folders too; a file that is named then counts whatever its ending is.
+    system decides. `things`: what a question asks to locate, by its text. `endings`: of files in folders;
+    where these are not of images alone, a file that is named may have any.
 
     What is hidden, what does not end as images do, and links to folders are left out. Nothing is opened here:
     an image that cannot be read is an error of its own. An id is the image's path, relative to a single
@@ -162,9 +163,9 @@ def questions_of_images(
     """
     unread: list[OSError] = []
     first = os.path.expanduser(names[0])
-    folder = first if len(names) == 1 and os.path.isdir(first) else ""
+    folder = first if len(names) == 1 and os.path.isdir(first) and endings == ENDINGS else ""
     name = names[0] if len(names) == 1 else f"{len(names)} names"
-    paths = {path for one in names for path in _found(one, unread, documents)}
+    paths = {path for one in names for path in _found(one, unread, endings)}
     if folder:
         paths = {os.path.relpath(path, folder) for path in paths}
     reasons = list(map(one_line, unread))
@@ -180,28 +181,28 @@ def questions_of_images(
     return Questions("id", name, folder, entries, things or {}, reasons)
 
 
-def _found(name: str, unread: list[OSError], documents: Collection[str]) -> Iterator[str]:
+def _found(name: str, unread: list[OSError], endings: frozenset[str]) -> Iterator[str]:
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
         raise RequestError(f"{name!r}: no such file or folder{LOST}")
     if not os.path.isdir(path):
-        yield from [path] if documents else _images([path])
+        yield from _images([path]) if endings == ENDINGS else [path]
         return
     for folder, subfolders, files in os.walk(path, onerror=unread.append):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
-        yield from _images(shown, documents)
+        yield from _images(shown, endings)
 
 
-def _images(paths: Iterable[str], documents: Collection[str] = ()) -> Iterator[str]:
+def _images(paths: Iterable[str], endings: frozenset[str] = ENDINGS) -> Iterator[str]:
     """The paths of images; a link that leads nowhere is one, as a person would see it."""
     there = (path for path in paths if os.path.isfile(path) or os.path.islink(path))
-    return (path for path in there if _is_image(path, documents))
+    return (path for path in there if _is_image(path, endings))
 
 
-def _is_image(name: str, documents: Collection[str] = ()) -> bool:
-    return (ending := os.path.splitext(name)[1].lower()) in ENDINGS or ending in documents
+def _is_image(name: str, endings: frozenset[str] = ENDINGS) -> bool:
+    return os.path.splitext(name)[1].lower() in endings
 
 
 # ------------------------------------------------------------------------------------- the file of results
@@ -261,6 +262,8 @@ class BatchFiles:
                 if answered.get(key) == _hash(self.model, line.images, line.question, self.options_of(line)):
                     foreign.discard(key)
             entries.append((group, key, value))
+        if self.source.key == "page":  # results of other documents may stand beside them
+            foreign &= {key for _, key, _ in entries}
         if foreign:
             raise RequestError(
                 f"{self.results.path}: the result of {self.source.key} {min(foreign)} is by another model, "

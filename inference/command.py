@@ -34,15 +34,8 @@ MOST_TOGETHER = 256  # images in one question
 STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
-_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None}
-_ABSENT |= {
-    "draft": False,
-    "json": False,
-    "no_image": False,
-    "think": False,
-    "think_tokens": None,
-    "grammar": None,
-}
+_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None, "grammar": None}
+_ABSENT |= {"draft": False, "json": False, "no_image": False, "think": False, "think_tokens": None}
 
 
 def log(text: str) -> None:
@@ -177,7 +170,7 @@ def generation_options(args: argparse.Namespace, confidence: bool) -> Generation
             constraint=Think(args.think_tokens or THINK_TOKENS) if args.think else None,
             confidence=bool(confidence or args.stats or args.pick),
             logprobs=args.logprobs,
-            max_new_tokens=args.max_new_tokens,
+            max_new_tokens=args.max_new_tokens or 1,  # a page has a limit of its own
             lookup=args.lookup,
             use_cache=args.cache,
             **own,

@@ -1,91 +1,82 @@
-"""`generate.py read`: PDFs, scans and folders of them become Markdown, HTML, JSON or text."""
+"""`generate.py read`: PDFs, scans and folders of them become Markdown, HTML, JSON or text.
+
+OUT/NAME.md        a document; it is there once all of its pages are, with its pictures in NAME_pictures/
+OUT/pages.jsonl    a result for each page, as of a batch: a run that was killed goes on from them
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from dataclasses import fields
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from data.errors import optional
+from data.errors import ImageError, optional
+from data.pages import Pages
 from data.reading import TASKS
-from generation.options import SamplingParams
-from inference import command
-from inference.batch_command import report, shard
-from inference.command import log
-from inference.flags import check_model, option, positive
-from inference.pages.files import documents_of, find
-from inference.results import only_writer
-from messages import counted
+from inference import batch_command, command
+from inference.batch_files import ENDINGS, Questions, questions_of_images
+from inference.flags import option
+from messages import one_line
 
 MODEL = "granite-docling-258m"
 FORMATS = ("md", "html", "json", "txt")
 ADVICE = "to read pages, install docling-core and pypdfium2: pip install -r requirements-read.txt"
-_IF_GIVEN = ("system", "adapter")
 
 
 @option
-def pages(text: str) -> list[tuple[int, int]]:
+def ranges(text: str) -> list[tuple[int, int]]:
     """The first and the last of each range of pages, such as 1-20 or 3,5-7."""
     found = [re.fullmatch(r"([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?", one.strip()) for one in text.split(",")]
-    ranges = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
-    if len(ranges) < len(found) or any(first > last for first, last in ranges):
+    made = [(int(one[1]), int(one[2] or one[1])) for one in found if one]
+    if len(made) < len(found) or any(first > last for first, last in made):
         raise ValueError(f"expected pages such as 1-20 or 3,5-7, got {text!r}")
-    return ranges
+    return made
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("read", "Read documents; run it again to resume.")
     parser.set_defaults(model=MODEL, max_new_tokens=None)
     add = parser.add_argument
-    add(
-        "names",
-        nargs="+",
-        metavar="FILE|FOLDER",
-        help="PDFs, images, TIFFs, and folders with their subfolders",
-    )
-    written = "folder for the documents (default: read, where the command runs)"
-    add("--out", type=Path, default=Path("read"), metavar="FOLDER", help=written)
-    add("--format", choices=FORMATS, default="md", help="of the documents (default md, which is Markdown)")
-    add(
-        "--pages",
-        type=pages,
-        default=[(1, 10**9)],
-        metavar="1-20",
-        help="pages of each, such as 3,5-7 (default all)",
-    )
-    add("--task", choices=TASKS, default="page", help="what each page is (default page)")
-    at_a_time = "number of pages read at a time (default 8)"
-    add("--batch-size", type=positive, metavar="N", default=8, help=at_a_time)
-    part = "read the Kth of N parts of the documents, for N machines"
-    add("--shard", type=shard, metavar="K/N", default=(1, 1), help=part)
-    return parser.parse_args(arguments)
+    named = "PDFs, images, TIFFs of many pages, and folders of them with their subfolders"
+    add("names", nargs="+", metavar="FILE|FOLDER", help=named)
+    add("--out", type=Path, default="read", metavar="FOLDER", help="folder for the documents (default: read)")
+    add("--format", choices=FORMATS, default="md", help="form of the documents (default: md, Markdown)")
+    some = "pages to read of each, such as 1-20 or 3,5-7 (default: all)"
+    add("--pages", type=ranges, default="1-999999999", metavar="RANGES", help=some)
+    add("--task", choices=TASKS, default="page", help="what is to be read (default: page)")
+    batch_command.add_many(add)
+    args = parser.parse_args(arguments)
+    part = "" if args.shard is None else "-{}-of-{}".format(*args.shard)
+    args.folder, args.out = args.out, args.out / f"pages{part}.jsonl"
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Read documents into a folder. Returns the exit status."""
-    names = ["revision", "task", "max_new_tokens", *(own.name for own in fields(SamplingParams))]
-    names += [name for name in _IF_GIVEN if vars(args)[name]]
-    options, limit = {name: vars(args)[name] for name in names}, args.max_new_tokens
-    args.max_new_tokens = 1  # each page has a limit of its own
-    made = command.generation_options(args, confidence=True)
     for package in ("docling_core", "pypdfium2"):
         optional(package, ADVICE)
-    found = find(args.names)
-    check_model(args.model, args.revision)
-    part = "" if args.shard == (1, 1) else f"-{args.shard[0]}-of-{args.shard[1]}"
-    with only_writer(args.out / f"pages{part}", "--out", parents=True):
-        # Torch comes with it: no mistake above waits for that.
-        from inference.batch import computed_with
-        from inference.pages.reader import PageSummary, Reader
+    args.folder.mkdir(parents=True, exist_ok=True)
+    how = ("folder", "format", "task", "max_new_tokens")
+    return batch_command.run(args, pages_of, "inference.pages.reader:Reader", how)
 
-        options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
-        about = {"model": args.model, "options": options}
-        documents, unread = documents_of(found, args.out, args.format, about, args.pages, args.shard)
-        summary, step = PageSummary(skipped=sum(one.total for one in documents)), ""
-        log(f"{counted(len(documents), 'document')}, {counted(summary.skipped, 'page')}")
-        if any(one.missing or not one.target.exists() for one in documents):
-            checkpoint, made = command.load(args, made, long=True)
-            reader = Reader(checkpoint, args.task, made, args.system, limit, args.batch_size)
-            summary, step = reader.run(documents, log), f"; decode step: {checkpoint.fast.name}"
-    return report(args, summary, unread, step)
+
+def pages_of(args: argparse.Namespace) -> Questions:
+    """The pages of documents, as questions about each. Raises RequestError where there is no document."""
+    found = questions_of_images(args.names, [""], endings=ENDINGS | {".pdf"})
+    entries, unread = list[tuple[Any, Any]](), [*found.unread]
+    for source, asked in found.entries:
+        try:
+            with closing(Pages(Path(source), source)) as pages:
+                count, size = pages.count, os.path.getsize(source)
+            wanted = [n for n in range(1, count + 1) if any(first <= n <= last for first, last in args.pages)]
+            if not wanted:
+                raise ImageError(f"{source}: expected one of its {count} pages among --pages")
+            asked["question"] = f"pages of {count} in {size} bytes"  # other results are of another document
+            entries += [(f"{source}#{number:05}", asked) for number in wanted]
+        except (ImageError, OSError) as error:
+            unread.append(one_line(error))
+    return replace(found, key="page", noun="page", entries=entries, unread=unread)

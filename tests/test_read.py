@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from data.errors import ImageError
-from data.pages import PdfPages
+from data.pages import Pages
 from tests.house import data_url, json_lines
 from tests.processors import draw_image
 from tests.servers import CHAT, EXAMPLE, MESSAGES, NAME, RESPONSES, STAR, Running, embedded, running
 
 pytest.importorskip("docling_core")
 pdfium = pytest.importorskip("pypdfium2")
-Reader = pytest.importorskip("inference.pages.reader").Reader
+Page = pytest.importorskip("inference.pages.reader")._Page
 
 
 def write_pdf(path: Path, *sizes: tuple[int, int], turned: int = 0) -> Path:
@@ -50,8 +50,10 @@ def run(cli, tmp_path, monkeypatch):
     return run
 
 
-def pages(name: str, out: str = "read") -> dict[int, dict]:
-    return {record["page"]: record for record in json_lines(Path(out, "pages", f"{name}.jsonl"))}
+def pages(source: str, out: str = "read/pages.jsonl") -> dict[int, dict]:
+    """The results of a document's pages."""
+    records = [record for record in json_lines(Path(out)) if record["images"] == [source]]
+    return {int(record["page"].rpartition("#")[2]): record for record in records}
 
 
 def test_documents_of_all_kinds(run, tmp_path):
@@ -62,12 +64,12 @@ def test_documents_of_all_kinds(run, tmp_path):
     for name, data in {"broken.pdf": b"%PDF-1.7\n", "empty.pdf": b"", "text.png": b"some text"}.items():
         (folder / name).write_bytes(data)
     err = run("in", status=1)
-    assert {len(pages(name)) for name in ("a/three", "frames")} == {3} and len(pages("one")) == 1
+    assert {len(pages(f"in/{name}")) for name in ("a/three.pdf", "frames.tif")} == {3}
     assert all(f"{name}: " in err for name in ("broken.pdf", "empty.pdf", "text.png"))
     written = {path.relative_to("read").as_posix() for path in Path("read").rglob("*.md")}
     assert written == {"a/three.md", "frames.md", "one.md"}
-    assert [record["size"] for record in pages("frames").values()] == [[40, 30], [48, 30], [56, 30]]
-    sizes = [record["size"] for record in pages("a/three").values()]
+    assert [record["size"] for record in pages("in/frames.tif").values()] == [[40, 30], [48, 30], [56, 30]]
+    sizes = [record["size"] for record in pages("in/a/three.pdf").values()]
     assert [width > height for width, height in sizes] == [True, False, True]
 
 
@@ -76,23 +78,23 @@ def test_a_run_that_was_killed_goes_on(run, cli, tmp_path, monkeypatch):
     write_pdf(folder / "a.pdf", *[(200, 100)] * 3)
     write_frames(folder / "b.tif", 4)
     run("in", "--out", "whole")
-    made, record = [], Reader._record
+    made, record = [], Page.record
 
-    def counted(reader, page, done):
+    def counted(page):
         if len(made) == limit:
             raise KeyboardInterrupt
-        made.append((page.document.source, page.number))
-        return record(reader, page, done)
+        made.append(page.key)
+        return record(page)
 
-    monkeypatch.setattr(Reader, "_record", counted)
+    monkeypatch.setattr(Page, "record", counted)
     limit = 5
     run("in", "--out", "cut", status=130)
-    lines = Path("cut/pages/b.jsonl").read_bytes()
-    Path("cut/pages/b.jsonl").write_bytes(lines + b'{"page": 4, "docu')  # as a kill leaves it
+    with Path("cut/pages.jsonl").open("a") as file:
+        file.write('{"page": "in/b.tif#0')  # as a kill leaves it
     limit = 7
     err = run("in", "--out", "cut")
-    assert len(made) == len(set(made)) == 7 and "5 read before" in err
-    for name in ("a.md", "b.md", "pages/a.jsonl", "pages/b.jsonl"):
+    assert len(made) == len(set(made)) == 7 and "5 skipped" in err
+    for name in ("a.md", "b.md", "pages.jsonl"):
         assert Path("whole", name).read_bytes() == Path("cut", name).read_bytes()
     Path("cut/a.md").unlink()
     run("in", "--out", "cut")
@@ -109,15 +111,16 @@ def test_shards_are_one_run(run, tmp_path):
         run("in", "--shard", f"{shard}/3")
         written = {path.stem for path in Path("read").glob("*.md")}
         assert (len(written) == 5) == (shard == 3)
-    assert "10 read before" in run("in")
+    results = [one for path in Path("read").glob("pages-*.jsonl") for one in json_lines(path)]
+    assert len({one["page"] for one in results}) == len(results) == 10
 
 
 def test_some_pages_now_and_others_later(run, tmp_path, complaint):
     write_pdf(tmp_path / "nine.pdf", *[(100, 100)] * 9)
     run("nine.pdf", "--pages", "2, 4-5")
-    assert [*pages("nine")] == [2, 4, 5]
+    assert [*pages("nine.pdf")] == [2, 4, 5]
     run("nine.pdf", "--pages", "5-6")
-    assert [*pages("nine")] == [2, 4, 5, 6]
+    assert [*pages("nine.pdf")] == [2, 4, 5, 6]
     assert "9 pages" in run("nine.pdf", "--pages", "10-12", status=1)
     for wrong in ("0-3", "3-2", "1,,2", "x", "-1"):
         assert "--pages" in complaint("read", "nine.pdf", f"--pages={wrong}")
@@ -131,15 +134,18 @@ def test_documents_of_one_name_stay_apart(run, tmp_path):
     assert {path.as_posix() for path in Path("read").rglob("*.md")} == {
         "read/a/x.md",
         "read/b/x.md",
-        "read/y.md",
+        "read/c/y.md",
     }
-    run("c/y.tif", "c/y.png", "--format", "txt")  # the latter has the name already
-    assert [pages(name)[1]["document"] for name in ("y", "y.tif")] == ["c/y.png", "c/y.tif"]
+    run("c/y.tif", "c/y.png", "--format", "txt")
+    assert {path.as_posix() for path in Path("read").rglob("*.txt")} == {
+        "read/c/y.tif.txt",
+        "read/c/y.png.txt",
+    }
 
 
 def test_a_page_that_fails_is_told_and_tried_again(run, tmp_path, monkeypatch):
     write_pdf(tmp_path / "three.pdf", *[(100, 100)] * 3)
-    draw = PdfPages.draw
+    draw = Pages.draw
 
     def broken(own, number, images):
         if number == 2:
@@ -147,12 +153,12 @@ def test_a_page_that_fails_is_told_and_tried_again(run, tmp_path, monkeypatch):
         return draw(own, number, images)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PdfPages, "draw", broken)
+        patched.setattr(Pages, "draw", broken)
         err = run("three.pdf", status=1)
     assert "1 failed" in err and "page 2 is damaged" in err
     assert "page 2 is damaged" in Path("read/three.md").read_text()
-    assert "2 read before" in run("three.pdf")
-    assert "damaged" not in Path("read/three.md").read_text() and len(pages("three")) == 3
+    assert "2 skipped" in run("three.pdf")
+    assert "damaged" not in Path("read/three.md").read_text() and len(pages("three.pdf")) == 3
 
 
 @pytest.mark.parametrize("package", ["pypdfium2", "docling_core"])

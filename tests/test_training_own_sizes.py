@@ -204,7 +204,12 @@ def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "weights"),
-    [("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2_vl", "float32"), ("gemma4", "int8")],
+    [
+        ("qwen3_5", "int4"),
+        ("lfm2_vl", "float32"),
+        ("gemma4", "int8"),
+        ("paddleocr_vl", "float32"),
+    ],
 )
 def test_adapters_and_projector_open_in_transformers_and_peft(kind, weights, tmp_path):
     """Merged in the one, and in the other as an adapter that holds the projector whole."""

@@ -46,7 +46,7 @@ class Maps:
         check_attention(checkpoint)
         with ExitStack() as stack:
             opened = (self._media.open(one, 0, checkpoint.processor, stack) for one in self._shown)
-            self._images = [image for images in opened for image in images]
+            self._images = list(opened)
         self._tiled = [one for image in self._images for one in checkpoint.processor.visuals(image)]
         self._row = encode(checkpoint, self._tiled, self._question)
         return self._row, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)

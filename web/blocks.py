@@ -16,6 +16,7 @@ from web.errors import Refused, unexpected, unsupported
 Kind = Literal["thought", "text", "call"]
 Logged = list[dict[str, Any]]  # log-probabilities as chat completions have them
 NOTHING: dict[str, Any] = {}
+NAMES = {"image": "image_url", "video": "video_url", "document": "file"}  # of parts, in chat completions
 
 
 class Delta(NamedTuple):
@@ -142,17 +143,13 @@ def _part(part: Any, place: str) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
         case {"type": "input_video" | "video_url", "video_url": url} if url is not None:
             return {"type": "video_url", "video_url": url}
-        case {"type": "input_file", "file_data": data} | {"type": "input_file", "file_url": data}:
-            return {"type": "file", "file": {"file_data": data}}
-        case {"type": "document", "source": {"type": "url", "url": url}}:
-            return {"type": "file", "file": {"file_data": url}}
-        case {"type": "document", "source": {"type": "base64", "data": data}}:
-            return {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{data}"}}
-        case {"type": "image" | "video" as kind, "source": {"type": "url", "url": url}}:
-            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
-        case {"type": "image" | "video" as kind, "source": {"type": "base64"} as source}:
+        case {"type": "input_file", "file_data": url} | {"type": "input_file", "file_url": url}:
+            return {"type": "file", "file": {"url": url}}
+        case {"type": "image" | "video" | "document" as kind, "source": {"type": "url", "url": url}}:
+            return {"type": (name := NAMES[kind]), name: {"url": url}}
+        case {"type": "image" | "video" | "document" as kind, "source": {"type": "base64"} as source}:
             url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+            return {"type": (name := NAMES[kind]), name: {"url": url}}
     raise unexpected(place, "text, or an image, video or PDF with its data or address")
 
 

@@ -78,23 +78,22 @@ class Media:
             image_size(data, limits, name)
         return data
 
-    def open(
-        self, data: NamedBytes, videos: int, processor: Processor, until: ExitStack, room: int = 1
-    ) -> list[Any]:
-        """The pixels of what `read` gave: an image, the pages of a PDF, of which there is `room` for so many,
-        or a video. So many `videos` and PDFs share the seconds that decoding may take; videos end with
-        `until`. Raises ImageError."""
+    def open(self, data: NamedBytes, videos: int, processor: Processor, end: ExitStack, room: int = 1) -> Any:
+        """The pixels of what `read` gave: an image; one of so many `videos` and PDFs, which share the seconds
+        that decoding may take, and end with `end`; or a list of a PDF's pages, for which there is `room`.
+        Raises ImageError."""
         if data.name.startswith("image"):
-            return [load_image(data, self._image)]
-        limits = replace(self._video, max_seconds=self._video.max_seconds / videos)
+            return load_image(data, self._image)
         if data.name.startswith("video"):
             processor.check_video(data.name, animated=container_of(data[:HEAD]) is None)
-            return [until.enter_context(open_apart(data, limits, data.name))]
-        with open_apart(data, limits, data.name) as pages:
-            if pages.count > room:
-                most = f"expected at most {room} pages here ({self.most} images in a request)"
-                raise ImageError(f"{data.name}: {most}, got {pages.count:,}; send fewer pages")
-            return list(pages.read(range(pages.count)))
+        limits = replace(self._video, max_seconds=self._video.max_seconds / videos)
+        clip = end.enter_context(open_apart(data, limits, data.name))
+        if data.name.startswith("video"):
+            return clip
+        if clip.count > room:
+            most = f"at most {room} pages ({self.most} images in a request)"
+            raise ImageError(f"{data.name}: expected {most}, got {clip.count:,}; send fewer")
+        return list(clip.read(range(clip.count)))
 
 
 def prompt_of(
@@ -119,10 +118,11 @@ def prompt_of(
             content: list[dict[str, Any]] = []
             for part in message.parts:
                 kind = "image" if part.type == "file" else part.type.removesuffix("_url")
-                values: list[Any] = [part.text]
+                value = part.text
                 if part.shown is not None:
-                    values = media.open(next(left), count, processor, videos, room)
-                    room -= len(values) - 1
+                    value = media.open(next(left), count, processor, videos, room)
+                values = value if isinstance(value, list) else [value]
+                room -= len(values) - 1
                 content += [{"type": kind, kind: value} for value in values]
             if sizes := {part["image"].size for part in content if part["type"] == "image"}:
                 size = sizes.pop() if len(sizes) == 1 else None

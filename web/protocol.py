@@ -87,13 +87,11 @@ class Strict(BaseModel):
 
 
 # ------------------------------------------------------------------------------------------------- messages
-Url = Annotated[
-    str | None, BeforeValidator(lambda value: value.get("url") if isinstance(value, dict) else value)
-]
-FileData = Annotated[
-    str | None,
-    BeforeValidator(lambda value: value.get("file_data", "") if isinstance(value, dict) else value),
-]
+def _url(value: Any) -> Any:
+    return value.get("url", value.get("file_data")) if isinstance(value, dict) else value
+
+
+Url = Annotated[str | None, BeforeValidator(_url)]
 
 
 class Part(Strict):
@@ -103,7 +101,7 @@ class Part(Strict):
     text: str | None = None
     image_url: Url = None
     video_url: Url = None
-    file: FileData = None  # a PDF
+    file: Url = None  # a PDF
 
     @property
     def shown(self) -> str | None:

@@ -2,13 +2,10 @@
 
 with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.visuals.open_video`
     for frame in clip.frames([0, 12]): ...
-with open_apart(data, limits, "file 1") as pages:
-    for page in pages.read(range(pages.count)): ...
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -24,7 +21,7 @@ from PIL import Image
 
 from data.errors import ImageError
 from data.images import ImageLimits
-from data.pages import PdfPages
+from data.pages import Pages
 from data.video import Clip
 from data.visuals import open_video
 from inference.apart import Apart, bounded, say
@@ -85,7 +82,7 @@ def _why(status: int, limits: ImageLimits) -> str:
 
 def _pages(data: bytes, limits: ImageLimits, name: str) -> Clip:
     """The pages of a PDF, as frames."""
-    pages = PdfPages(io.BytesIO(data), name, limits)
+    pages = Pages(data, name, limits)
     return Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
 
 

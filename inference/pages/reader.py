@@ -1,179 +1,159 @@
-"""The pages of documents through a scheduler, and the documents that become of them.
+"""A batch whose questions are pages of documents: they are drawn, read, and become documents again.
 
-    documents, unread = documents_of(find(["scans"]), Path("read"), "md", about, [(1, 20)], (1, 1))
-    reader = Reader(open_checkpoint("granite-docling-258m"), "page", GenerationOptions())
-    print(reader.run(documents, print))
-
-A page is drawn when the scheduler has room for it, and again where its document is written, so that pictures
-can be cut out of it.
+A page is drawn when the scheduler has room for it, and once more where its document is written, so that
+pictures can be cut out of it while no page waits in memory.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
-from data.errors import ImageError, replacing
-from data.pages import Pages, open_pages
+from data.errors import replacing
+from data.pages import Pages
 from data.reading import Reading
-from generation.options import GenerationOptions
-from generation.requests import LazyRequest, Request, RequestOutput
+from generation.requests import LazyRequest, Request
 from inference.answer import encode
 from inference.answer_text import TextStream
-from inference.batch import Summary, open_scheduler, rounded
-from inference.checkpoint import Checkpoint
+from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, join, page_document
-from inference.pages.files import Document
 from messages import one_line
 
 # What a document says of a page that is not whole.
 NOTES = {
-    "cut": "[The rest of page {page} is missing: it reached the limit of its tokens.]",
-    "guard": "[On page {page} text that repeated itself was closed.]",
-    "failed": "[Page {page} was not read: {error}]",
+    "cut": "[The rest of page {number} is missing: it reached the limit of its tokens.]",
+    "guard": "[On page {number} text that repeated itself was closed.]",
+    "failed": "[Page {number} was not read: {error}]",
 }
 
 
-@dataclass
-class PageSummary(Summary):
-    """And how pages ended: "whole", "cut", "guard" or "failed"."""
+@dataclass(frozen=True)
+class Reader(Batch):
+    """A batch of pages.
 
-    ended: Counter[str] = field(default_factory=Counter)
+    folder, format: where documents are written, and how (`inference.pages.document.FORMATS`).
+    task: of `data.reading.TASKS`. max_new_tokens: of a page; None: by its size.
+    """
 
-    def __str__(self) -> str:
-        said = [f"{count} {name}" for name, count in sorted(self.ended.items(), reverse=True)]
-        return f"pages: {', '.join([*said, f'{self.skipped} read before'])}"
+    folder: Path = Path()
+    format: str = "md"
+    task: str = "page"
+    max_new_tokens: int | None = None
+    _left: Counter[str] = field(default_factory=Counter)  # how many pages of a document are to be read
+    _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # results of those that lack pages
+    _ended: Counter[str] = field(default_factory=Counter)
+
+    def run(self, log: Callable[[str], None]) -> Summary:
+        self.checkpoint.processor.reading.prompt(self.task)  # is refused before anything is drawn
+        self._left.update(value["image"] for _, value in self.files.missing)
+        asked = {value["image"] for _, value in self.files.source.entries}
+        for source, records in groupby(self.files.results, _source_of):
+            if self._left[source]:
+                self._read[source] = [*records]
+                self.targets[source].unlink(missing_ok=True)
+            elif source in asked and not self.targets[source].exists():
+                self._write(source, records)
+        summary = super().run(log)
+        ended = sorted(self._ended.items(), reverse=True)
+        log(f"pages: {', '.join(f'{count} {how}' for how, count in ended) or 'none read'}")
+        return summary
+
+    @cached_property
+    def targets(self) -> dict[str, Path]:
+        """The file of each document, also those of earlier runs: its own name without the ending, but with it
+        where two would be the same."""
+        sources = {*map(_source_of, self.files.results)}
+        sources |= {value["image"] for _, value in self.files.source.entries}
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(source)) for source in sources])
+        forms = {(one := os.path.relpath(source, common)): os.path.splitext(one)[0] for source in sources}
+        used = Counter(form.casefold() for both in forms.items() for form in {*both})
+        names = {one: stem if used[stem.casefold()] == 1 else one for one, stem in forms.items()}
+        return {
+            source: self.folder / f"{names[os.path.relpath(source, common)]}.{self.format}"
+            for source in sources
+        }
+
+    def written(self, record: dict[str, Any]) -> None:
+        source = _source_of(record)
+        self._ended[record["ended"]] += 1
+        self._read.setdefault(source, []).append(record)
+        self._left[source] -= 1
+        if not self._left[source]:
+            self._write(source, self._read.pop(source))
+
+    def _requests(self) -> Iterator[LazyRequest]:
+        for source, some in groupby(self.files.missing, lambda entry: entry[1]["image"]):
+            with closing(Pages(Path(source), source)) as pages:
+                for key, value in some:
+                    page = _Page(self, key, value, pages.draw)
+                    yield LazyRequest((page, 0), page.next_request)
+
+    def _write(self, source: str, records: Iterable[dict[str, Any]]) -> None:
+        target, made, processor = self.targets[source], list[Any](), self.checkpoint.processor
+        with closing(Pages(Path(source), source)) as pages:
+            for record in sorted(records, key=itemgetter("page")):
+                number, image = _number_of(record["page"]), Image.new("RGB", (1, 1))
+                if "error" not in record:
+                    image, said = pages.draw(number, processor.images), record["answers"][0]
+                    made.append(page_document(said, processor.reading, image, number, record["tokens"]))
+                if note := NOTES.get(record["ended"]):
+                    made.append(page_document(note.format(number=number, **record), Reading(), image, number))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary:
+            temporary.write_text(export(join(made), self.format), encoding="utf-8")
 
 
 @dataclass(eq=False)
-class Page:
-    """A page on its way: `number`, from 1, of a document, and what of it the model is shown."""
+class _Page(Question):
+    """A page on its way to its text; `tiled` draws it."""
 
-    document: Document
-    number: int
     size: tuple[int, int] = (0, 0)
-    ended: Callable[[RequestOutput], str] = lambda output: ""
 
-
-@dataclass(frozen=True)
-class Reader:
-    """A checkpoint that reads pages for a task, `batch_size` of them at a time, within `limit` tokens
-    each (None: by its size)."""
-
-    checkpoint: Checkpoint
-    task: str
-    options: GenerationOptions
-    system: str | None = None
-    limit: int | None = None
-    batch_size: int = 8
-
-    def run(self, documents: Sequence[Document], log: Callable[[str], None]) -> PageSummary:
-        """Read the pages that have no result yet, and write each document that lacks none any more."""
-        self.checkpoint.processor.reading.prompt(self.task)  # refused before any page is drawn
-        scheduler = open_scheduler(self.checkpoint, self.batch_size)
-        log(str(scheduler.cache))
-        left = {one.source: len(one.missing) for one in documents}
-        total = sum(one.total for one in documents)
-        summary = PageSummary(skipped=total - sum(left.values()))
-        for document in documents:
-            if not document.missing and not document.target.exists():
-                self._write(document, summary)
-        with tqdm(total=total, initial=summary.skipped, unit="page") as bar:
-            for done in scheduler.run(self._requests(documents, summary)):
-                page, record = done.key, self._record(done.key, done)
-                with page.document.results.appending() as write:
-                    write(record)
-                summary.ended[record["ended"]] += 1
-                if "error" in record:
-                    summary.failures.append(f"{page.document.source}: page {page.number}: {record['error']}")
-                bar.update()
-                left[page.document.source] -= 1
-                if not left[page.document.source]:
-                    self._write(page.document, summary)
-        summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
-        return summary
-
-    def _requests(self, documents: Sequence[Document], summary: Summary) -> Iterator[LazyRequest]:
-        for document in (one for one in documents if one.missing):
-            try:
-                pages = open_pages(document.path, document.source)
-            except (ImageError, OSError) as error:  # it has been there a moment ago
-                summary.failures.append(one_line(error))
-                continue
-            with closing(pages):
-                document.target.unlink(missing_ok=True)  # it lacks a page
-                document.results.path.parent.mkdir(parents=True, exist_ok=True)
-                document.results.compact(errors=False)
-                for number in document.missing:
-                    page = Page(document, number)
-                    yield LazyRequest(page, partial(self._request, page, pages))
-
-    def _request(self, page: Page, pages: Pages) -> Request:
-        checkpoint, reading = self.checkpoint, self.checkpoint.processor.reading
-        image = pages.draw(page.number, checkpoint.processor.images)
-        row = encode(checkpoint, [image], reading.prompt(self.task), self.system)
-        page.size = image.size
-        limit = min(self.limit or 8192, checkpoint.context - len(row.input_ids))
-        page.ended = lambda output: "whole" if output.stop_reason == "stop" else "cut"
-        options = replace(self.options, confidence=True, logprobs=0)
+    def next_request(self) -> Request:
+        reader, checkpoint = self.batch, self.batch.checkpoint
+        processor = checkpoint.processor
+        image = self.tiled(_number_of(self.key), processor.images)
+        row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
+        limit = min(reader.max_new_tokens or 8192, checkpoint.context - len(row.input_ids))
+        self.size, options = image.size, replace(reader.options, logprobs=0)
         return requests_for(checkpoint, row, limit, options)[0]
 
-    def _record(self, page: Page, done: RequestOutput) -> dict[str, Any]:
-        """The result of a page: its text, and of each token of that where it ends and its probability."""
-        about = {"page": page.number, "document": page.document.source, **page.document.about}
-        if done.error is not None:
-            return about | {"ended": "failed", "error": one_line(done.error)}
-        stops, thinking = self.checkpoint.stop_token_ids, self.checkpoint.thinking
-        ids = [one for one in done.token_ids if one not in stops]
-        thought = len(ids) - len(thinking.split(ids, False)[1]) if thinking else 0
-        text, ends = text_and_ends(self.checkpoint.processor.tokenizer, ids[thought:])
-        logprobs = [one.logprob for one in (done.logprobs or ())[thought:]]
-        tokens = [[end, rounded(math.exp(one or 0.0))] for end, one in zip(ends, logprobs)]
-        told = {"ended": page.ended(done), "confidence": rounded(done.confidence), "size": [*page.size]}
-        return about | told | {"text": text, "tokens": tokens}
-
-    def _write(self, document: Document, summary: Summary) -> None:
-        """Write a document of its pages that were read so far."""
-        document.results.compact(errors=True, ordered=True)
-        made, images = list[Any](), self.checkpoint.processor.images
-        try:
-            with closing(open_pages(document.path, document.source)) as pages:
-                for record in document.results:
-                    failed = "error" in record
-                    image = Image.new("RGB", (1, 1)) if failed else pages.draw(record["page"], images)
-                    made += self._made(record, image)
-        except (ImageError, OSError) as error:  # it could be drawn when it was read
-            summary.failures.append(one_line(error))
-            return
-        document.target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(document.target) as temporary:
-            temporary.write_text(export(join(made), document.target.suffix[1:]), encoding="utf-8")
-
-    def _made(self, record: dict[str, Any], image: Image.Image) -> Iterator[Any]:
-        """The document of one page, and one of what is to be said about it."""
-        number, begin, spans = record["page"], 0, list[tuple[int, int, float]]()
-        for end, chance in record.get("tokens", ()):
-            spans.append((begin, end, chance))
-            begin = end
-        if "text" in record:
-            yield page_document(record["text"], self.checkpoint.processor.reading, image, number, spans)
-        if note := NOTES.get(record["ended"]):
-            yield page_document(note.format(**record), Reading(), image, number)
+    def record(self) -> dict[str, Any]:
+        """The result: of each token it has where in the text it stands, and its probability."""
+        result = {"page": self.key, "images": [self.value["image"]]}
+        if self.error is not None:
+            return result | {"ended": "failed", "error": one_line(self.error)}
+        checkpoint, files, output = self.batch.checkpoint, self.batch.files, self.done[0]
+        ids = [one for one in output.token_ids if one not in checkpoint.stop_token_ids]
+        skip = len(checkpoint.thinking.split(ids, False)[0]) if checkpoint.thinking else 0
+        stream, text, tokens = TextStream(checkpoint.processor.tokenizer, False), "", list[Any]()
+        for token_id, said in zip(ids[skip:], output.logprobs[skip:]):
+            begin, text = len(text), text + stream.put(token_id)
+            tokens.append((begin, len(text), rounded(math.exp(said.logprob or 0.0))))
+        result |= {"model": files.model, "question": self.value["question"], "size": self.size}
+        result |= {
+            "answers": [text + stream.finish()],
+            "ended": "whole" if output.stop_reason == "stop" else "cut",
+        }
+        told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
+        return result | told
 
 
-def text_and_ends(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of tokens, special ones included, and where in it each of them ends."""
-    stream, text, ends = TextStream(tokenizer, skip_special_tokens=False), "", list[int]()
-    for token_id in ids:
-        text += stream.put(token_id)
-        ends.append(len(text))
-    return text + stream.finish(), ends
+def _source_of(record: dict[str, Any]) -> str:
+    return record["images"][0]
+
+
+def _number_of(key: str) -> int:
+    return int(key.rpartition("#")[2])
