@@ -21,8 +21,7 @@ class ImageError(OneSentence):
 
 
 def optional(module: str, advice: str) -> Any:
-    """A module that not everybody has installed. Raises ImageError with `advice`, such as "to read videos,
-    install the package av"."""
+    """A module that not everybody has installed. Raises ImageError with `advice` where it is missing."""
     try:
         return import_module(module)
     except ImportError:

@@ -82,11 +82,8 @@ class Pages:
 
 def seen_side(images: Images, width: int, height: int) -> int:
     """Pixels of the longer side of an image, as large as the finest parts that a rule makes of it show it."""
-    visual = images.plan(width, height)
-    cells = images.cells(visual)
-    rows, columns = (max(cell[side] for cell in cells) for side in (2, 3))
-    sides = [
-        (part.pixels.shape[-1] * columns // (right - left), part.pixels.shape[-2] * rows // (bottom - top))
-        for part, (top, left, bottom, right) in zip(visual.parts, cells, strict=True)
-    ]
-    return max(side[height > width] for side in sides)
+    visual, tall = images.plan(width, height), height > width
+    cells = images.cells(visual)  # (top, left, bottom, right)
+    ends = [(cell[1 - tall], cell[3 - tall]) for cell in cells]
+    whole, sides = max(end for _, end in ends), [part.pixels.shape[-1 - tall] for part in visual.parts]
+    return max(side * whole // (end - begin) for side, (begin, end) in zip(sides, ends, strict=True))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -58,6 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     required = "file for the results, one line each"
     add("--out", type=Path, required=True, metavar="FILE.jsonl", help=required)
     add_many(add)
+    parser.set_defaults(source=_source, kind="inference.batch:Batch", how=("box_format", "pick"))
     args = command.parse_words(parser, arguments, "batch")
     args.things = bool(args.detect or args.point or args.describe)
     lines, asked = bool(args.batch) and is_lines(args.batch), bool(args.questions) or args.things
@@ -75,14 +76,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def run(
-    args: argparse.Namespace,
-    read: Callable[[argparse.Namespace], Questions] | None = None,
-    batch: str = "inference.batch:Batch",
-    how: Sequence[str] = ("box_format", "pick"),
-) -> int:
-    """Answer the lines of a file, or questions about each of many images: what `read` makes of the arguments,
-    by a class of batches, with its own options `how`. Returns the exit status."""
+def run(args: argparse.Namespace) -> int:
+    """Answer the lines of a file, or questions about each of many images. Returns the exit status."""
     made = command.generation_options(args, confidence=True)
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
@@ -90,7 +85,7 @@ def run(
     names += [name for name in _IF_GIVEN if vars(args).get(name)]
     check_model(args.model, args.revision)
     with only_writer(args.out, "--out"):
-        source = (read or _source)(args)
+        source = args.source(args)
         # Torch comes with it: no mistake above waits for that.
         from inference.batch import Summary, computed_with
 
@@ -108,8 +103,8 @@ def run(
         summary, step = Summary(skipped=files.total), ""
         if files.missing or source.key == "page":
             checkpoint, made = command.load(args, made, long=True)
-            own = {name: vars(args)[name] for name in ("system", "batch_size", *how)}
-            summary = resolve_name(batch)(files, checkpoint, made, **own).run(log)
+            own = {name: vars(args)[name] for name in ("system", "batch_size", *args.how)}
+            summary = resolve_name(args.kind)(files, checkpoint, made, **own).run(log)
             step = f"; decode step: {checkpoint.fast.name}"
     for line in [*(f"not read: {one}" for one in source.unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
@@ -131,4 +126,4 @@ def _source(args: argparse.Namespace) -> Questions:
         from inference.boxes import asked_for  # a second, which --help does without
 
         asked = dict(asked_for(args, True)[1])
-    return questions_of_images(args.batch, [*args.questions, *asked], asked)
+    return replace(questions_of_images(args.batch, [*args.questions, *asked]), things=asked)

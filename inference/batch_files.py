@@ -28,7 +28,7 @@ from inference.results import ResultsFile
 from messages import one_line
 
 OPTIONS = ("system", "max_new_tokens", "schema", "choices")  # of a line, in place of those of the batch
-KEYS = ("image", "images", "question", "id", *OPTIONS)
+KEYS = ("image", "images", "question", "id", "page", *OPTIONS)
 ENDINGS = frozenset(
     (".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg",
      ".jpg", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
@@ -148,14 +148,10 @@ def _read(raw: bytes) -> Any:
 
 # ------------------------------------------------------------------------------------ images of folders
 def questions_of_images(
-    names: Sequence[str],
-    questions: Sequence[str],
-    things: dict[str, str] | None = None,
-    endings: frozenset[str] = ENDINGS,
+    names: Sequence[str], questions: Sequence[str], endings: frozenset[str] = ENDINGS
 ) -> Questions:
     """Each question about each image of folders with their subfolders and of names, in an order that no file
-    system decides. `things`: what a question asks to locate, by its text. `endings`: of files in folders;
-    where these are not of images alone, a file that is named may have any.
+    system decides. `endings`: of files in folders; with others than of images, a named file may have any.
 
     What is hidden, what does not end as images do, and links to folders are left out. Nothing is opened here:
     an image that cannot be read is an error of its own. An id is the image's path, relative to a single
@@ -178,7 +174,7 @@ def questions_of_images(
         (image + suffix, {"image": image, "question": question})
         for image, (question, suffix) in product(images, zip(asked, suffixes))
     ]
-    return Questions("id", name, folder, entries, things or {}, reasons)
+    return Questions("id", name, folder, entries, {}, reasons)
 
 
 def _found(name: str, unread: list[OSError], endings: frozenset[str]) -> Iterator[str]:

@@ -49,6 +49,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--pages", type=ranges, default="1-999999999", metavar="RANGES", help=some)
     add("--task", choices=TASKS, default="page", help="what is to be read (default: page)")
     batch_command.add_many(add)
+    own = ("folder", "format", "task", "max_new_tokens")
+    parser.set_defaults(source=pages_of, kind="inference.pages.reader:Reader", how=own)
     args = parser.parse_args(arguments)
     part = "" if args.shard is None else "-{}-of-{}".format(*args.shard)
     args.folder, args.out = args.out, args.out / f"pages{part}.jsonl"
@@ -60,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     for package in ("docling_core", "pypdfium2"):
         optional(package, ADVICE)
     args.folder.mkdir(parents=True, exist_ok=True)
-    how = ("folder", "format", "task", "max_new_tokens")
-    return batch_command.run(args, pages_of, "inference.pages.reader:Reader", how)
+    return batch_command.run(args)
 
 
 def pages_of(args: argparse.Namespace) -> Questions:
@@ -76,7 +77,7 @@ def pages_of(args: argparse.Namespace) -> Questions:
             if not wanted:
                 raise ImageError(f"{source}: expected one of its {count} pages among --pages")
             asked["question"] = f"pages of {count} in {size} bytes"  # other results are of another document
-            entries += [(f"{source}#{number:05}", asked) for number in wanted]
+            entries += [(f"{source}#{number:05}", asked | {"page": number}) for number in wanted]
         except (ImageError, OSError) as error:
             unread.append(one_line(error))
     return replace(found, key="page", noun="page", entries=entries, unread=unread)

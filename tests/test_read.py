@@ -52,8 +52,8 @@ def run(cli, tmp_path, monkeypatch):
 
 def pages(source: str, out: str = "read/pages.jsonl") -> dict[int, dict]:
     """The results of a document's pages."""
-    records = [record for record in json_lines(Path(out)) if record["images"] == [source]]
-    return {int(record["page"].rpartition("#")[2]): record for record in records}
+    records = [record for record in json_lines(Path(out)) if record["document"] == source]
+    return {record["number"]: record for record in records}
 
 
 def test_documents_of_all_kinds(run, tmp_path):

@@ -87,10 +87,7 @@ class Strict(BaseModel):
 
 
 # ------------------------------------------------------------------------------------------------- messages
-def _url(value: Any) -> Any:
-    return value.get("url", value.get("file_data")) if isinstance(value, dict) else value
-
-
+_url = lambda value: value.get("url", value.get("file_data")) if isinstance(value, dict) else value
 Url = Annotated[str | None, BeforeValidator(_url)]
 
 

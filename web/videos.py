@@ -80,12 +80,6 @@ def _why(status: int, limits: ImageLimits) -> str:
     return "it could not be decoded; give another one, or save it anew"
 
 
-def _pages(data: bytes, limits: ImageLimits, name: str) -> Clip:
-    """The pages of a PDF, as frames."""
-    pages = Pages(data, name, limits)
-    return Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
-
-
 def serve() -> None:
     """All of the process: stdin says which video it is and, line by line, which frames are wanted."""
     about = json.loads(sys.stdin.buffer.readline())
@@ -93,8 +87,12 @@ def serve() -> None:
     os.nice(NICE)
     bounded(limits.max_seconds, WALL, MEMORY)
     try:
-        opened = open_video if about["name"].startswith("video") else _pages
-        clip = opened(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
+        data, name = sys.stdin.buffer.read(about["bytes"]), about["name"]
+        if name.startswith("video"):
+            clip = open_video(data, limits, name)
+        else:
+            pages = Pages(data, name, limits)
+            clip = Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
         say({"count": clip.count, "rate": clip.rate, "size": clip.size, "animated": clip.animated})
         for line in sys.stdin.buffer:
             for frame in clip.read(json.loads(line)):

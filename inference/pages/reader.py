@@ -59,7 +59,7 @@ class Reader(Batch):
         self.checkpoint.processor.reading.prompt(self.task)  # is refused before anything is drawn
         self._left.update(value["image"] for _, value in self.files.missing)
         asked = {value["image"] for _, value in self.files.source.entries}
-        for source, records in groupby(self.files.results, _source_of):
+        for source, records in groupby(self.files.results, itemgetter("document")):
             if self._left[source]:
                 self._read[source] = [*records]
                 self.targets[source].unlink(missing_ok=True)
@@ -74,7 +74,7 @@ class Reader(Batch):
     def targets(self) -> dict[str, Path]:
         """The file of each document, also those of earlier runs: its own name without the ending, but with it
         where two would be the same."""
-        sources = {*map(_source_of, self.files.results)}
+        sources = {record["document"] for record in self.files.results}
         sources |= {value["image"] for _, value in self.files.source.entries}
         common = os.path.commonpath([os.path.dirname(os.path.abspath(source)) for source in sources])
         forms = {(one := os.path.relpath(source, common)): os.path.splitext(one)[0] for source in sources}
@@ -86,7 +86,7 @@ class Reader(Batch):
         }
 
     def written(self, record: dict[str, Any]) -> None:
-        source = _source_of(record)
+        source = record["document"]
         self._ended[record["ended"]] += 1
         self._read.setdefault(source, []).append(record)
         self._left[source] -= 1
@@ -104,12 +104,12 @@ class Reader(Batch):
         target, made, processor = self.targets[source], list[Any](), self.checkpoint.processor
         with closing(Pages(Path(source), source)) as pages:
             for record in sorted(records, key=itemgetter("page")):
-                number, image = _number_of(record["page"]), Image.new("RGB", (1, 1))
+                number, image = record["number"], Image.new("RGB", (1, 1))
                 if "error" not in record:
                     image, said = pages.draw(number, processor.images), record["answers"][0]
                     made.append(page_document(said, processor.reading, image, number, record["tokens"]))
                 if note := NOTES.get(record["ended"]):
-                    made.append(page_document(note.format(number=number, **record), Reading(), image, number))
+                    made.append(page_document(note.format(**record), Reading(), image, number))
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             temporary.write_text(export(join(made), self.format), encoding="utf-8")
@@ -124,7 +124,7 @@ class _Page(Question):
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
         processor = checkpoint.processor
-        image = self.tiled(_number_of(self.key), processor.images)
+        image = self.tiled(self.value["page"], processor.images)
         row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
         limit = min(reader.max_new_tokens or 8192, checkpoint.context - len(row.input_ids))
         self.size, options = image.size, replace(reader.options, logprobs=0)
@@ -132,7 +132,8 @@ class _Page(Question):
 
     def record(self) -> dict[str, Any]:
         """The result: of each token it has where in the text it stands, and its probability."""
-        result = {"page": self.key, "images": [self.value["image"]]}
+        source, number = self.value["image"], self.value["page"]
+        result = {"page": self.key, "document": source, "number": number, "images": [source]}
         if self.error is not None:
             return result | {"ended": "failed", "error": one_line(self.error)}
         checkpoint, files, output = self.batch.checkpoint, self.batch.files, self.done[0]
@@ -149,11 +150,3 @@ class _Page(Question):
         }
         told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told
-
-
-def _source_of(record: dict[str, Any]) -> str:
-    return record["images"][0]
-
-
-def _number_of(key: str) -> int:
-    return int(key.rpartition("#")[2])
