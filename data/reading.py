@@ -44,6 +44,6 @@ class Reading:
 
 def reading_of(processor: Any) -> Reading:
     """That of a checkpoint's Processor."""
-    if {"<loc_500>", "<fcel>"} <= processor.tokenizer.get_vocab().keys():
+    if {"<doctag>", "<fcel>"} <= processor.tokenizer.get_vocab().keys():  # of coordinates, not all
         return Reading("doctags", dict(zip(TASKS, _DOCTAGS)))
     return processor.said_reading or Reading()

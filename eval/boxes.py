@@ -1,4 +1,4 @@
-"""How well boxes and points agree with those of the data: accuracies, F1, COCO's mean average precision.
+"""How well boxes and points agree with those of the data: accuracies, and F1.
 
 | figure | is |
 |---|---|
@@ -7,7 +7,6 @@
 | `point_in_box` | where one thing is asked for: the first point, or the first box's centre, lies in its box |
 | `absent_refused` | the share of things that are not there for which no box and nothing malformed came |
 | `parse_failures` | the share of answers that hold something malformed |
-| `map`, `map_50` | average precision as pycocotools takes it; the order of boxes stands for confidence |
 
 A figure whose questions the data do not have is left out.
 """
@@ -23,17 +22,12 @@ import numpy as np
 from data.boxes import Located, centre
 
 Corners = tuple[float, float, float, float]
-MOST_DETECTIONS = 100  # of an image and category, as COCO's maxDets
-# pycocotools' own: a recall or an IoU that equals one must fall on the same side of it.
-_RECALLS = np.linspace(0, 1, 101)
-_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 @dataclass(frozen=True)
 class Asked:
     """What was asked for, where it is, and what was found."""
 
-    name: str
     targets: tuple[Corners, ...]
     found: Located
 
@@ -115,32 +109,4 @@ def figures(questions: Sequence[Asked], points: bool = False) -> dict[str, float
     if present:
         every = sum(len(one.boxes) + len(one.targets) for one in questions)
         result["f1_50"] = 2 * sum(map(hits, questions)) / every
-        result["map"], result["map_50"] = mean_average_precision(questions)
     return result
-
-
-def mean_average_precision(questions: Sequence[Asked]) -> tuple[float, float]:
-    """(over IoUs of 0.5 to 0.95, at 0.5), averaged over names; each question is about an image of its own."""
-    names = dict.fromkeys(one.name for one in questions if one.targets)
-    by_name = [[one for one in questions if one.name == name] for name in names]
-    precisions = np.array([[_average_precision(own, at) for at in _THRESHOLDS] for own in by_name])
-    return float(precisions.mean()), float(precisions[:, 0].mean())
-
-
-def _average_precision(questions: Sequence[Asked], threshold: float) -> float:
-    """Precision at 101 recalls. Boxes are taken in their order, all first ones before all second ones."""
-    ranked: list[tuple[int, bool]] = []  # (place in its answer, whether it hits)
-    for one in questions:
-        overlaps = ious(one.boxes[:MOST_DETECTIONS], one.targets)
-        for place, row in enumerate(overlaps):
-            # Of equal targets the last, as pycocotools does; a target is hit once.
-            best = len(row) - 1 - int(row[::-1].argmax()) if len(row) else 0
-            ranked.append((place, bool(len(row)) and row[best] >= min(threshold, 1 - 1e-10)))
-            if ranked[-1][1]:
-                overlaps[:, best] = -1
-    ranked.sort(key=lambda pair: pair[0])
-    right = np.cumsum([hit for _, hit in ranked])
-    precision = right / np.arange(1, len(right) + 1)
-    precision = np.maximum.accumulate(precision[::-1])[::-1]  # the best at this recall or a higher one
-    at = np.searchsorted(right / sum(len(one.targets) for one in questions), _RECALLS)
-    return float(np.append(precision, 0.0)[at].mean())

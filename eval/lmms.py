@@ -27,7 +27,6 @@ from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from data.boxes import CoordinateForm
 from data.processor import EncodedConversation, kind_of
 from data.tiles import Visual
 from eval.lmms_tasks import (
@@ -35,11 +34,8 @@ from eval.lmms_tasks import (
     Error,
     LmmsError,
     Task,
-    asks_for_box,
     check_known,
     cut,
-    in_our_form,
-    in_their_form,
     read_settings,
     task_result,
     write_result,
@@ -88,7 +84,7 @@ class Ocelli(lmms):
         scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(requests))))
         with tqdm(total=len(requests), desc="answers", disable=self.rank != 0) as bar:
             for done in scheduler.run(self._deferred(requests, [options for options, _ in read])):
-                _, _, _, document, task, split = requests[done.key].args
+                _, _, _, document, task, _ = requests[done.key].args
                 if done.error is None:
                     options, until = read[done.key]
                     _, whole = read_answer(self.checkpoint, done.token_ids, options)
@@ -97,9 +93,6 @@ class Ocelli(lmms):
                     if self.think is not None:
                         thought = thinking_end(self.checkpoint, done.token_ids, self._budgets[done.key])
                     self.ended.append((task, document, reason, thought))
-                    held = self.task_dict[task][split][document]
-                    if form := self._form(task, held):
-                        text = in_their_form(text, held, form)
                     results[done.key] = GenerationResult(text, TokenCounts(output_tokens=len(done.token_ids)))
                 else:
                     self.errors.append((task, document, one_line(done.error)))
@@ -119,11 +112,7 @@ class Ocelli(lmms):
 
     def _request(self, number: int, request: Instance, options: GenerationOptions) -> Request:
         _, doc_to_messages, settings, document, task, split = request.args
-        held = self.task_dict[task][split][document]
-        messages = doc_to_messages(held)
-        if form := self._form(task, held):
-            messages = in_our_form(messages, held, form)
-        row = self._encoded(messages, task, document)
+        row = self._encoded(doc_to_messages(self.task_dict[task][split][document]), task, document)
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - len(row.input_ids)))
@@ -147,12 +136,6 @@ class Ocelli(lmms):
         if self._video[0] != part["video"]:  # several questions about one follow one another
             self._video = part["video"], self.checkpoint.processor.visuals(part["video"])
         return [{"type": kind_of(one), kind_of(one): one} for one in self._video[1]]
-
-    def _form(self, task: str, document: Mapping[str, Any]) -> CoordinateForm | None:
-        """The model's form for the box that a task asks for; None where it asks for none."""
-        if not asks_for_box(task, document):
-            return None
-        return self.checkpoint.processor.form(document["image"].size)
 
     def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
         raise RequestError(f"task {requests[0].task_name}: likelihoods are not supported")

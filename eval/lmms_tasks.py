@@ -1,8 +1,4 @@
-"""Tasks of lmms-eval in our terms: their settings of generation, RefCOCO's questions, and what is reported.
-
-RefCOCO's tasks are asked in a model's own form of coordinates and answered in theirs: their prompt asks for
-shares of the image from 0 to 1 in square brackets, which few models write. Nothing here imports lmms-eval.
-"""
+"""Tasks of lmms-eval in our terms: their settings of generation, and what is reported. Without lmms-eval."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from data.boxes import CoordinateForm
 from eval.results import (
     ENDED,
     ERRORS_LISTED,
@@ -92,34 +87,6 @@ def cut(text: str, until: Sequence[str]) -> str:
     """The text before the first of the texts that end an answer."""
     ends = [at for end in until if (at := text.find(end)) >= 0]
     return text[: min(ends)].rstrip() if ends else text
-
-
-# ---------------------------------------------------------------------------------------------- boxes
-def asks_for_box(task: str, document: Mapping[str, Any]) -> bool:
-    """Whether a task wants the box of what a document names."""
-    named = isinstance(document.get("answer"), str) and hasattr(document.get("image"), "size")
-    return "_bbox_rec" in task and named
-
-
-def in_our_form(
-    messages: Sequence[Mapping[str, Any]], document: Mapping[str, Any], form: CoordinateForm
-) -> list[dict[str, Any]]:
-    """The messages with the question in the model's words; the image stays."""
-    question = {"type": "text", "text": form.question("detect", document["answer"])}
-    return [
-        {**one, "content": [*(part for part in one["content"] if part["type"] != "text"), question]}
-        for one in messages
-    ]
-
-
-def in_their_form(answer: str, document: Mapping[str, Any], form: CoordinateForm) -> str:
-    """The first box as [x1, y1, x2, y2] from 0 to 1; the answer as it is where it holds none."""
-    width, height = document["image"].size
-    boxes = form.read(answer, (width, height)).boxes
-    if not boxes:
-        return answer
-    x1, y1, x2, y2 = boxes[0].box
-    return f"[{x1 / width:.5f}, {y1 / height:.5f}, {x2 / width:.5f}, {y2 / height:.5f}]"
 
 
 # -------------------------------------------------------------------------------------------- results

@@ -12,7 +12,7 @@
 | `multiple_choice` | MMStar in lmms-eval, whose other tasks bring scorers of their own |
 | `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
 | `rouge_l` | Lin (2004), by Google's rouge-score |
-| `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016), COCO's mean average precision (Lin et al. 2014) |
+| `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016) |
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def asked_of(answer: str, fields: Fields) -> Asked:
     if any(name not in fields for name in BOX_FIELDS):
         raise MetricError("boxes: expected rows with ref and bbox, or objects, and an image")
     found = fields["form"].read(answer, tuple(fields["size"]), fields["thing"])
-    return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
+    return Asked(tuple(map(tuple, fields["boxes"])), found)
 
 
 def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:

@@ -171,12 +171,16 @@ class Constraint:
             self.accept(token_id)
         return allowed
 
+    def takes(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these may come next, one after the other."""
+        return self._matcher.validate_tokens([*token_ids]) == len(token_ids)
+
     def _find_closer(self, ends: bytes) -> int | None:
         closers = (self._vocabulary.closers[byte] for byte in ends if byte in self._vocabulary.closers)
         return next(filter(self._allowed, closers), None)
 
     def _allowed(self, token_id: int) -> bool:
-        return self._matcher.validate_tokens([token_id]) == 1
+        return self.takes([token_id])
 
     def _find_forced(self) -> list[int]:
         ids, after = [], self._matcher
@@ -287,7 +291,7 @@ class Constraints:
             raise RequestError(
                 f"this model's tokenizer cannot be held to a grammar ({one_line(error, 200)})"
             ) from None
-        self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
+        self.vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._trials = Trials(known)
 
     def __call__(self, grammar: str) -> Form:
@@ -297,7 +301,7 @@ class Constraints:
 
     def may_call(self, grammar: str, opens: str, several: bool) -> Form:
         """The form of answers that may call tools: the grammar is of a block of calls, after its mark."""
-        (begin, size), vocabulary = self._compile(grammar), self._vocabulary
+        (begin, size), vocabulary = self._compile(grammar), self.vocabulary
 
         def block(after: bytes) -> Constraint | None:
             held = begin()
@@ -318,5 +322,5 @@ class Constraints:
             matcher = compiled(self._tokenizer, tried)
         except (TrialFailed, ValueError) as error:
             raise FormError(refusal(str(error))) from None
-        vocabulary, is_json = self._vocabulary, has_json_values(grammar)
+        vocabulary, is_json = self.vocabulary, has_json_values(grammar)
         return lambda: Constraint(matcher.deep_copy(), vocabulary, is_json), size

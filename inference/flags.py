@@ -140,7 +140,7 @@ def add_machine(add: Callable[..., Any]) -> None:
     usual = "OMP_NUM_THREADS, or one for each processor that this process may use"
     add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
     about = "pixels that larger images are made to fit, where a model takes images whole (default: the "
-    about += "checkpoint's own, which is never exceeded, and on a CPU at most 524288)"
+    about += "checkpoint's own, which is never exceeded, and on a CPU at most 524288; of pages 2097152)"
     add("--max-pixels", type=pixels, metavar="N", help=about)
     shown = "shown of a video (default: as the checkpoint says)"
     add("--fps", type=frames_a_second, metavar="N", help=f"frames of a second that are {shown}")

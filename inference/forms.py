@@ -100,7 +100,7 @@ class Forms:
         if isinstance(grammar, ToolUse):
             return self._of_tools(grammar)
         choices = choices_of(grammar)
-        return self._constraints(grammar) if choices is None else choices_form(*self._how, choices)
+        return self.constraints(grammar) if choices is None else choices_form(*self._how, choices)
 
     def _of_tools(self, use: ToolUse) -> Form:
         if use.text is not None and not use.must and not self._knows_tools:
@@ -109,9 +109,9 @@ class Forms:
         try:
             grammar = tool_grammar(markup, use, self.marks.get)
             if use.must or use.text is not None:
-                form = self._constraints(grammar)
+                form = self.constraints(grammar)
             else:
-                form = self._constraints.may_call(grammar, markup.marks.opens, use.several)
+                form = self.constraints.may_call(grammar, markup.marks.opens, use.several)
         except RequestError as error:
             raise FormError(error, "tools") from None
         return replace(form, reader=partial(CallReader, markup, use.tools, use.must))
@@ -123,7 +123,7 @@ class Forms:
         return {mark: known[mark] for mark in self._processor.chat.marks.texts if mark in known}
 
     @cached_property
-    def _constraints(self) -> Constraints:
+    def constraints(self) -> Constraints:
         """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
         from inference.constraint import Constraints  # its library is needed for nothing else
 

@@ -39,7 +39,8 @@ def ranges(text: str) -> list[tuple[int, int]]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("read", "Read documents; run it again to resume.")
-    parser.set_defaults(model=MODEL, max_new_tokens=None)
+    # Small writing on a page wants more pixels than a CPU has of an image by default.
+    parser.set_defaults(model=MODEL, max_new_tokens=None, max_pixels=2**21)
     add = parser.add_argument
     named = "PDFs, images, TIFFs of many pages, and folders of them with their subfolders"
     add("names", nargs="+", metavar="FILE|FOLDER", help=named)

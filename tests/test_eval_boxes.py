@@ -1,9 +1,8 @@
-"""Figures of boxes: known cases, pycocotools' own, and rows with boxes through `python -m eval`."""
+"""Figures of boxes: known cases, and rows with boxes through `python -m eval`."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import eval.answers
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from data.processor import Processor
 from eval import __main__ as command
-from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score_of
-from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
+from eval.boxes import Asked, figures, hits, ious, score_of
 from eval.metrics import MetricError, find_metric
 from tests import qwen_checkpoints
 from tests.house import json_lines
@@ -23,13 +21,13 @@ from tests.house import json_lines
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
 
 
-def asked(targets, *boxes, name="star", points=(), malformed=0) -> Asked:
+def asked(targets, *boxes, points=(), malformed=0) -> Asked:
     found = Located(
-        tuple(Box(name, box) for box in boxes),
-        tuple(Point(name, point) for point in points),
+        tuple(Box("star", box) for box in boxes),
+        tuple(Point("star", point) for point in points),
         (Malformed("?", "broken"),) * malformed,
     )
-    return Asked(name, tuple(targets), found)
+    return Asked(tuple(targets), found)
 
 
 def test_iou():
@@ -82,37 +80,6 @@ def test_figures():
     assert set(re.findall(r"`(\w+)`", table)) == set(got)
 
 
-# What pycocotools 2.0.11 says of the same boxes, `COCOeval.stats[:2]`: an image each, the n-th box of an
-# answer with a score of 1 - n / 1000.
-REFERENCE = [
-    (0.21532389967455068, 0.37632645219644884),
-    (0.13949003485127823, 0.2883354792077487),
-    (0.14945049861306411, 0.29058222694432645),
-]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_average_precision_is_that_of_pycocotools(seed):
-    random_ = random.Random(seed)
-
-    def near(box: tuple[float, ...]) -> tuple[float, ...]:
-        x1, y1, x2, y2 = (value + random_.gauss(0, random_.choice((0.5, 4, 20))) for value in box)
-        return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
-
-    def somewhere() -> tuple[float, ...]:
-        x, y = random_.uniform(0, 400), random_.uniform(0, 400)
-        return x, y, x + random_.uniform(5, 150), y + random_.uniform(5, 150)
-
-    questions = []
-    for _ in range(60):
-        targets = [somewhere() for _ in range(random_.choice((0, 1, 1, 2, 5)))]
-        found = [near(box) for box in targets for _ in range(random_.choice((0, 1, 1, 2)))]
-        found += [somewhere() for _ in range(random_.choice((0, 0, 1, 3)))]
-        random_.shuffle(found)
-        questions.append(asked(targets, *found, name=random_.choice(("cat", "dog", "hat"))))
-    assert mean_average_precision(questions) == pytest.approx(REFERENCE[seed], abs=1e-9)
-
-
 # -------------------------------------------------------------------------------------------------- rows
 def test_the_metric_needs_boxes():
     with pytest.raises(MetricError):
@@ -141,7 +108,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     things = sum(len(row["objects"].get("bbox", [1])) if "objects" in row else 1 for row in rows)
     assert results["n"] == things and results["task"]["metric"] == "boxes"
-    assert {"acc_50", "acc_90", "mean_iou", "f1_50", "map", "parse_failures"} <= set(results["figures"])
+    assert {"acc_50", "acc_90", "mean_iou", "f1_50", "parse_failures"} <= set(results["figures"])
     assert ("absent_refused" in results["figures"]) == ("ref" in rows[0])
     samples = json_lines(tmp_path / "run" / "samples.jsonl")
     assert all("Locate" in one["prompt"] for one in samples)
@@ -184,19 +151,3 @@ def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
         ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--output", str(tmp_path / "x")]
     )
     assert status == 2 and len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
-# ---------------------------------------------------------------------------------------------- lmms-eval
-def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
-    form, image = COORDINATES["qwen3-vl"], Image.new("RGB", (200, 100))
-    document = {"answer": "the cat", "image": image}
-    assert asks_for_box("refcoco_bbox_rec_val", document)
-    assert not asks_for_box("refcoco_bbox_val", document)  # it wants words
-    asked = [
-        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "[0, 1]?"}]}
-    ]
-    (message,) = in_our_form(asked, document, form)
-    assert message["content"][0] is asked[0]["content"][0] and "the cat" in message["content"][1]["text"]
-    said = in_their_form(form.write([Box("cat", (20, 10, 100, 90))], image.size), document, form)
-    assert json.loads(said) == pytest.approx([0.1, 0.1, 0.5, 0.9], abs=0.001)
-    assert in_their_form("There is none.", document, form) == "There is none."

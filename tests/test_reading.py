@@ -13,7 +13,7 @@ def test_what_a_checkpoint_is_asked():
     assert processor.reading == Reading() and set(processor.reading.prompts) == set(TASKS)
     with pytest.raises(PromptError):
         processor.reading.prompt("poem")
-    processor.tokenizer.add_special_tokens({"additional_special_tokens": ["<loc_500>", "<fcel>"]})
+    processor.tokenizer.add_special_tokens({"additional_special_tokens": ["<doctag>", "<fcel>"]})
     del processor.reading
     assert processor.reading.form == "doctags" and "docling" in processor.reading.prompt("page")
 

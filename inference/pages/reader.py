@@ -29,6 +29,7 @@ from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, join, page_document
+from inference.pages.ending import PageForm, page_form
 from messages import one_line
 
 # What a document says of a page that is not whole.
@@ -120,15 +121,17 @@ class _Page(Question):
     """A page on its way to its text; `tiled` draws it."""
 
     size: tuple[int, int] = (0, 0)
+    form: PageForm | None = None
 
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
         processor = checkpoint.processor
         image = self.tiled(self.value["page"], processor.images)
         row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
-        limit = min(reader.max_new_tokens or 8192, checkpoint.context - len(row.input_ids))
-        self.size, options = image.size, replace(reader.options, logprobs=0)
-        return requests_for(checkpoint, row, limit, options)[0]
+        size, limit, prompt = image.size, reader.max_new_tokens, len(row.input_ids)
+        self.size, self.form = size, page_form(checkpoint, processor.reading, size, limit, prompt)
+        options = replace(reader.options, logprobs=0, constraint=self.form.constraint())
+        return requests_for(checkpoint, row, self.form.limit, options)[0]
 
     def record(self) -> dict[str, Any]:
         """The result: of each token it has where in the text it stands, and its probability."""
@@ -146,7 +149,7 @@ class _Page(Question):
         result |= {"model": files.model, "question": self.value["question"], "size": self.size}
         result |= {
             "answers": [text + stream.finish()],
-            "ended": "whole" if output.stop_reason == "stop" else "cut",
+            "ended": self.form.ended(output),
         }
         told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told

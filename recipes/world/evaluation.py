@@ -60,7 +60,7 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
         return float(answer.strip().lower() == qa.answer.lower())
     if kind in ("outside image", "outside question"):  # models say it with what can be asked, or without
         return float(answer.strip().lower().startswith(f"i only know {KNOWS}"))
-    places = Asked("", asked.boxes, FORM.read(answer, (1000, 1000)))
+    places = Asked(asked.boxes, FORM.read(answer, (1000, 1000)))
     if kind == "box":
         return float(ious(places.boxes[:1], asked.boxes[:1]).sum())
     return score_of(places, points="point_2d" in qa.answer)
