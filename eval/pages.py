@@ -63,7 +63,7 @@ def pieces_of(document: DoclingDocument) -> Iterator[Piece]:
                 rows[cell.start_row_offset_idx].append((cell.col_span, cell.row_span, plain(cell.text)))
             yield table_piece(rows)
         elif text := plain(" ".join(getattr(item, "text", "") for item in items)):
-            yield str(items[0].label.value), text, None
+            yield str(getattr(items[0], "label", "")), text, None
 
 
 def page_scores(truth: Sequence[Piece], document: DoclingDocument) -> dict[str, float]:
@@ -78,7 +78,8 @@ def page_scores(truth: Sequence[Piece], document: DoclingDocument) -> dict[str, 
     body = [at for at, (kind, text, _) in enumerate(truth) if text and kind not in BESIDE]
     read = "\n".join(text for place, (_, text, _) in enumerate(found) if place not in left_out)
     scores = {"text": similarity("\n".join(truth[at][1] for at in body), read)}
-    scores["order"] = similarity(sorted({*body} & places.keys(), key=places.__getitem__), body)
+    order = [at for at in sorted(places, key=places.__getitem__) if at in {*body}]
+    scores["order"] = similarity(order, body)
     tables, others = ([rows for *_, rows in pieces if rows is not None] for pieces in (truth, found))
     for name in ("teds", "teds_structure") if tables else ():
         each = [[teds(one, other, name != "teds") for other in others] for one in tables]

@@ -51,7 +51,7 @@ class Said:
             cells = [
                 (cell, (cell.get("colspan", "1"), cell.get("rowspan", "1"))) for cell in row.iter("td", "th")
             ]
-            rows.append([(*map(int, spans), plain(cell.text_content())) for cell, spans in cells])
+            rows.append([(int(wide), int(tall), plain(cell.text_content())) for cell, (wide, tall) in cells])
         return table_piece(rows)
 
 
