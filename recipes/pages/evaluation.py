@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from inference.pages.ending import MOST, page_form
 from lxml import html
 from lxml.etree import LxmlError
 from PIL import Image
@@ -22,6 +21,7 @@ from eval.metrics import Fields, Metric, Scored
 from eval.pages import Piece, page_scores, plain, table_piece
 from eval.tasks import EvalSample, EvalTask
 from inference.pages.document import page_document
+from inference.pages.ending import MOST, page_form
 from messages import one_line
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
