@@ -167,6 +167,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if settings.tasks == ["pages"]:  # which have a folder, and may have a limit
         settings.pages = {"folder": settings.data and settings.data["path"], "limit": settings.max_new_tokens}
         settings.data = settings.max_new_tokens = None
+        settings.max_pixels = settings.max_pixels or 2**21  # as `generate.py read` has it
     if bool(settings.tasks) == bool(settings.data):
         parser.error("expected either --tasks or --data")
     of_data = ["--" + name.replace("_", "-") for name in OF_DATA if getattr(settings, name)]
