@@ -30,7 +30,7 @@ from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, join, page_document
 from inference.pages.ending import PageForm, page_form
-from messages import one_line
+from messages import for_terminal, one_line
 
 # What a document says of a page that is not whole.
 NOTES = {
@@ -113,7 +113,8 @@ class Reader(Batch):
                     made.append(page_document(note.format(**record), Reading(), image, number))
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(export(join(made), self.format), encoding="utf-8")
+            text = export(join(made), self.format)
+            temporary.write_text(for_terminal(text), encoding="utf-8")
 
 
 @dataclass(eq=False)
@@ -147,9 +148,6 @@ class _Page(Question):
             begin, text = len(text), text + stream.put(token_id)
             tokens.append((begin, len(text), rounded(math.exp(said.logprob or 0.0))))
         result |= {"model": files.model, "question": self.value["question"], "size": self.size}
-        result |= {
-            "answers": [text + stream.finish()],
-            "ended": self.form.ended(output),
-        }
+        result |= {"answers": [text + stream.finish()], "ended": self.form.ended(output)}
         told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told
