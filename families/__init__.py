@@ -12,7 +12,7 @@ from types import ModuleType
 from families import gemma4, idefics3, internvl, lfm2_vl, minicpm_v, nanovlm, paddleocr_vl, qwen3_5, qwen_vl
 
 _ALL = idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4, paddleocr_vl, minicpm_v
-FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in _ALL}
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in _ALL} | {internvl.QIANFAN: internvl}
 # The family of models that are made here, and of a processor's folder without a model.
 NEW = idefics3
 

@@ -18,7 +18,7 @@ from data.processor import Processor
 from data.tiles import Parts
 from families import minicpm_v
 from families.minicpm_v import MiniCPMImages
-from generation.fast.network import DECODER
+from generation.fast.network import DECODER, PACKED_TOWER
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
@@ -101,7 +101,7 @@ def test_every_tensor_of_the_published_shapes_has_its_place(kind):
     assert ours.text.rotary_dim == 64 and ours.vision.table_side == 70 and not ours.text.rope_sections
     with meta_init():
         empty = VisionLanguageModel(ours)
-    assert DECODER.unknown(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     written = minicpm_v.write(ours, "bfloat16")
     assert read_config(written, kind, {}) == ours
     again = AutoConfig.for_model(**written)
