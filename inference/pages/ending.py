@@ -33,7 +33,7 @@ from inference.pages.doctags import CELL, COLUMNS, ELEMENTS, FIGURES, FORM, doct
 PIXELS, POSITION, LEAST, MOST, PROMPT = 128, 16, 256, 8192, 256
 PERIOD, REPEATS, TEXT, ROWS, PIECES = 512, 4, 256, 50, 3
 FAR = 12 * COLUMNS  # no page takes more tokens to close
-RESERVE = 100  # tokens that a tag may take, and its end, where each byte is one
+RESERVE = 128  # tokens that a tag may take, and its end, where each byte is one
 _CELL, _ROW = re.compile(rf"{CELL}|<t[dh]\b|\|"), re.compile(r"<nl>|</tr|\n")
 _TAG = re.compile(r"<(/?)(([a-z]\w*?)(?:_\d+)?)(?: [^<>]*)?>")
 _HTML = {"table", "thead", "tbody", "tr", "td", "th", "ul", "ol", "li", "div", "p"}
