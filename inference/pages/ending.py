@@ -62,7 +62,7 @@ class PageForm:
         room = checkpoint.context - (positions + PROMPT if prompt is None else prompt)
         self.limit = min(limit or own, room)
         self.reserve = min(RESERVE, self.limit // 2)
-        vocabulary, self.begin, self._pages = checkpoint.forms.constraints.vocabulary, None, list[PageEnd]()
+        vocabulary, self.begin, self.pages = checkpoint.forms.constraints.vocabulary, None, list[PageEnd]()
         self.tokenizer, self.stop_ids, self.names = vocabulary.tokenizer, vocabulary.stop_ids, _HTML
         self.cell = len(self.tokenizer.tokenize_str("<ecel>"))
         if reading.form == "doctags":
@@ -73,11 +73,7 @@ class PageForm:
 
     def constraint(self) -> Form:
         """`GenerationOptions.constraint`, with `limit` as max_new_tokens."""
-        return Form(self._begin)
-
-    def _begin(self) -> PageEnd:
-        self._pages.append(PageEnd(self))
-        return self._pages[-1]
+        return Form(lambda: PageEnd(self))
 
     def said(self, ids: Sequence[int]) -> str:
         """The bytes of tokens, as characters of Latin-1."""
@@ -86,7 +82,7 @@ class PageForm:
     def ended(self, output: Any) -> str:
         """How the page of a `RequestOutput` ended: "whole" (the model ended it by itself), "guard" (pieces of
         it repeated and were closed), or "cut" (its limit was near)."""
-        page = next(one for one in self._pages if one.ids == output.token_ids)
+        page = next(one for one in self.pages if one.ids == output.token_ids)
         return "cut" if page.cut or not page.over else "guard" if page.closed else "whole"
 
 
@@ -106,6 +102,7 @@ class PageEnd:
         self._open = list[tuple[str, int]]()  # elements, and where in the text they begin
         self._runs, self._periods = np.zeros(PERIOD, dtype=np.int64), np.arange(1, PERIOD + 1)
         self._last = np.full(PERIOD, -1)  # the latest tokens, the last one first
+        form.pages.append(self)
 
     def close(self, scores: Tensor) -> None:
         """Where the model would rather stop than go on, it closes the page."""
@@ -150,12 +147,13 @@ class PageEnd:
         self._text += text
         for tag in _TAG.finditer(self._text, self._place):
             self._place, (closes, name, kind) = tag.end(), tag.groups()
-            top, places = self._open[-1][0] if self._open else "", [one for one, _ in self._open]
-            opens = not closes and top != "code" and (name != "chart" or top not in FIGURES)  # a class there
-            if kind in self._form.names and opens:
-                self._open.append((name, tag.end()))
-            elif closes and name in places and (top != "code" or name == top):
-                del self._open[len(places) - 1 - places[::-1].index(name) :]
+            names = ["", *(one for one, _ in self._open)]
+            if names[-1] == "code" and (closes, name) != ("/", "code"):
+                continue
+            if closes and name in names:
+                del self._open[len(names) - 2 - names[::-1].index(name) :]
+            elif not closes and kind in self._form.names and (name != "chart" or names[-1] not in FIGURES):
+                self._open.append((name, tag.end()))  # a chart in a figure is its class
 
     def _cells(self) -> tuple[int, int]:
         """How many cells the first and the last row of a table in OTSL have, if it is open."""
