@@ -6,7 +6,7 @@
     python generate.py a.png b.png -q "What differs?" --model smolvlm-256m
     python generate.py clip.mp4 "What happens?" --model smolvlm2-256m
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
-    python generate.py photo.jpg "How many boats are there?" --num-answers 8 --temperature 0.8 --pick vote
+    python generate.py photo.jpg "How many boats are there?" --num-answers 8 --temperature 0.8
     python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg "Which boat is ahead?" --model runs/reasoning --think
     python generate.py photo.jpg --detect "red circle" --point "the star" --show-boxes boxes.png

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from data.errors import DatasetError
 from data.order import key_of
-from data.packing import Batch
+from data.packing import Batch, on_device
 from eval.held_out import HeldOutQuestions
 from generation.processors import limit_threads
 from inference.checkpoint import pick_device
@@ -60,7 +60,6 @@ from training.distributed import (
 )
 from training.evaluation import Evaluation
 from training.export import push, save_model, size_of
-from training.feed import Feed
 from training.lora import ADAPTER, add_adapters
 from training.metrics import ROLLOUTS, Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, update_average
@@ -139,7 +138,7 @@ class Run:
             max(1, round(every * task.steps)) if every < 1 else int(every)
             for every in (config.eval_every, config.save_every)
         )
-        self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
+        self.late = ranks.device.type == "cuda"
         if self.late:  # float32 products in TF32, as `--precision` says
             torch.set_float32_matmul_precision("high")
         self.dtype = task.dtype
@@ -168,7 +167,7 @@ class Run:
         self.before: dict[str, Score] = {}  # of the one before the first step
         self.done = self.saved_at = self.first
         self.unchecked: Trained | None = None  # the latest step, until its gradient is known to be finite
-        self.skipped, self.lost = 0, ""  # steps without finite gradients; why the model could not be saved
+        self.lost = ""  # why the model could not be saved
 
     def train(self) -> None:
         """From the first step to the end of the steps, of the data, or a signal."""
@@ -255,22 +254,20 @@ class Run:
             yield step, task.padding() if batches is None else batches, count
 
     def step(self, step: int, batches: list[Batch], count: float) -> Trained:
-        """Gradients, and an update unless they are not finite. That check runs on the GPU; the host reads its
-        result one step later, so the GPU never waits."""
+        """Gradients and an update. Whether they were finite, the host reads of a GPU one step later, so that
+        it never waits."""
         config, task = self.config, self.task
         total, parts = self.backward(step, batches, count)
         norm = clip(self.parameters, config.grad_clip)
         task.set_rates(self.optimizers, step)
-        skip = norm.isfinite().logical_not()
         for optimizer in self.optimizers:
-            optimizer.found_inf = skip.float()  # type: ignore[attr-defined]  # as torch.amp's scaler does it
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.average:
-            update_average(self.average, task.module, config.ema, step, skip)
-        norm = norm.to("cpu", non_blocking=skip.is_cuda)
-        ended = torch.cuda.current_stream(skip.device).record_event() if skip.is_cuda else None
-        trained = Trained(step + 1, batches, count, total, parts, norm, ended)
+            update_average(self.average, task.module, config.ema, step)
+        known = norm.to("cpu", non_blocking=norm.is_cuda)
+        ended = torch.cuda.current_stream(norm.device).record_event() if norm.is_cuda else None
+        trained = Trained(step + 1, batches, count, total, parts, known, ended)
         self.check()
         self.unchecked = trained
         if not self.late:
@@ -286,8 +283,8 @@ class Run:
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
         total, logged = torch.zeros((), device=device), []
-        fed = self.feed(self.task.inputs(batch, step) for batch in batches)
-        for number, inputs in enumerate(fed, 1):
+        for number, batch in enumerate(batches, 1):
+            inputs = {name: on_device(one, device) for name, one in self.task.inputs(batch, step).items()}
             with accumulating(self.wrapped, last=number == len(batches)):
                 with autocast:
                     loss, parts = self.wrapped(**inputs)
@@ -298,8 +295,7 @@ class Run:
         return total, logged
 
     def check(self) -> None:
-        """Wait for the end of the latest step, and report a gradient that was not finite; raises ValueError
-        if that has happened too often."""
+        """Wait for the end of the latest step; ValueError for a gradient that was not finite."""
         step, self.unchecked = self.unchecked, None
         if step is None:
             return
@@ -308,13 +304,10 @@ class Run:
         self.task.note(step.parts)
         if step.norm.isfinite():
             return
-        self.skipped += 1
         gathered = self.ranks.gather(sample_ids(step.batches))
         named = ", ".join(f"{name} {number}" for rows in gathered for row in rows for name, number in row)
         message = f"step {step.step - 1}: the gradient is {step.norm.item()}; its samples: {named[:2000]}"
-        if self.skipped > self.config.max_skipped:
-            raise ValueError(f"{message}; the last checkpoint is in {self.config.output}")
-        self.metrics.say(f"{message}; skipped ({self.skipped} of {self.config.max_skipped})")
+        raise ValueError(f"{message}; the last checkpoint is in {self.config.output}")
 
     # ------------------------------------------------------------------------------------- now and then
     def _announce(self) -> None:

@@ -44,8 +44,7 @@ from messages import one_line
 logger = logging.getLogger(__name__)
 _SHARDS = 16  # at least so many, so that as many workers can help, however small the batch
 _READING = "reading the data failed"
-_PATIENCE = 50  # bad or filtered rows after which a shard reports them although it has no sequence to give
-_ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
+_PATIENCE = 50  # bad rows after which a shard reports them although it has no sequence to give
 STREAM_ORDER = 2  # a number of the way in which blocks of a stream are shuffled, which a state goes on with
 _ESTIMATED_FROM = 1_000  # rows of an estimate of an epoch's length
 _COUNTED = 2_000  # rows up to which it is counted
@@ -114,20 +113,18 @@ class DropCount:
 
     max_rate: float = 0.05
     read: int = 0
-    filtered: int = 0
     dropped: Counter = field(default_factory=Counter)
-    _latest: tuple[int, int] = (0, 0)  # rows that were not filtered, and bad ones among them
+    _latest: tuple[int, int] = (0, 0)  # rows, and bad ones among them
 
-    def add(self, read: int, filtered: int, dropped: Sequence[Dropped]) -> None:
+    def add(self, read: int, dropped: Sequence[Dropped]) -> None:
         """Count and log what a shard reports; DatasetError if too many rows were bad."""
         self.read += read
-        self.filtered += filtered
         for bad in dropped:
             self.dropped[bad.reason] += 1
             count = self.dropped[bad.reason]
             if count <= 5 or count & (count - 1) == 0:  # the first few, then ever fewer: a log is for reading
                 logger.warning("%s left out, %s (number %d): %s", bad.row, bad.reason, count, bad.message)
-        used, bad_rows = self._latest[0] + read - filtered, self._latest[1] + len(dropped)
+        used, bad_rows = self._latest[0] + read, self._latest[1] + len(dropped)
         by_chance = 4 * math.sqrt(self.max_rate * (1 - self.max_rate) * used) + 3
         if dropped and (bad_rows > self.max_rate * used + by_chance or bad_rows == used >= 200):
             last = f"; the last is {dropped[-1].row}: {dropped[-1].message}"
@@ -136,8 +133,8 @@ class DropCount:
 
     def exceeded(self) -> str:
         """A sentence if too many rows were bad, where these are all the rows that there are; else ""."""
-        used, dropped = self.read - self.filtered, self.dropped.total()
-        return self._sentence(f"{dropped} of {used}") if dropped > self.max_rate * used else ""
+        dropped = self.dropped.total()
+        return self._sentence(f"{dropped} of {self.read}") if dropped > self.max_rate * self.read else ""
 
     def _sentence(self, share: str, more: str = "") -> str:
         said = f"{share} rows cannot be used ({self.left_out()}), more than {self.max_rate:.1%}{more}"
@@ -145,8 +142,7 @@ class DropCount:
 
     def left_out(self) -> str:
         """Counts of the rows that were not trained on, by reason."""
-        counts = {"below min_ratings": self.filtered} | dict(sorted(self.dropped.items()))
-        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
 
 
 # -------------------------------------------------------------------------------------------------- shards
@@ -157,7 +153,6 @@ class ShardItem:
     sequence: PackedSequence | None
     state: dict[str, Any]
     read: int  # rows since the last item
-    filtered: int  # of these, below the minimum ratings
     dropped: tuple[Dropped, ...]
     ended: bool = False
 
@@ -184,8 +179,7 @@ class Shard:
         self.reader = ShardReader(mixture, shard, *order)
         self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles, config.questions)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
-        self._read, self._filtered = 0, 0
-        self._filtered_since_good = Counter[int]()  # by dataset
+        self._read = 0
         self._dropped: list[Dropped] = []
         if state is None:
             return
@@ -193,10 +187,10 @@ class Shard:
             self.reader.restore(state["reader"])
             again = self.reader.reread(state["waiting"])
         for read in again:
-            if not self._use(read):
-                problem = self._dropped[-1].message if self._dropped else "its ratings are below the minimum"
-                where = self.mixture.sources[read.source].where(read.number)
-                raise DatasetError(f"{where}: was good when it was saved; now: {problem}")
+            self._use(read)
+            if self._dropped:
+                bad = self._dropped[-1]
+                raise DatasetError(f"{bad.row}: was good when it was saved; now: {bad.message}")
 
     def __iter__(self) -> Iterator[ShardItem]:
         for samples in self._sequences():
@@ -221,7 +215,7 @@ class Shard:
         while not ended or self._buffer:
             while not ended and self._has_room():
                 ended = not self._take()
-                if len(self._dropped) + self._filtered >= _PATIENCE:
+                if len(self._dropped) >= _PATIENCE:
                     yield None
             if self._buffer:
                 yield self._next_samples()
@@ -241,26 +235,14 @@ class Shard:
         if read is None:
             return False
         self._read += 1
-        dropped = len(self._dropped)
-        if self._use(read):
-            self._filtered_since_good[read.source] = 0
-        elif len(self._dropped) == dropped:
-            self._filtered += 1
-            self._filtered_since_good[read.source] += 1
-            source, count = self.mixture.sources[read.source], self._filtered_since_good[read.source]
-            if count > min(source.num_rows or _ALL_FILTERED, _ALL_FILTERED):
-                said = f"{count} rows in succession are below min_ratings; lower them"
-                raise DatasetError(f"{source.name}: {said}")
+        self._use(read)
         return True
 
-    def _use(self, read: RowRead) -> bool:
-        """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
+    def _use(self, read: RowRead) -> None:
+        """Put a row's sample into the buffer, or a bad row among those."""
         source, form_for = self.mixture.sources[read.source], self.encoder.processor.form
         try:
-            conversations = [schema.conversation(read.row, form_for) for schema in source.schemas]
-            given = [one for one in conversations if one is not None]
-            if len(given) < len(conversations):
-                return False
+            given = [schema.conversation(read.row, form_for) for schema in source.schemas]
             sample_id, tools = (source.name, read.number), source.schema.tools(read.row)
             if len(given) > 1:
                 sample = self.encoder.encode_answers(given, sample_id, tools)
@@ -271,9 +253,8 @@ class Shard:
                 sample = replace(self.encoder.encode(given[0], sample_id, tools), row=row)
         except BadRow as error:
             self._drop(source, read.number, error)
-            return False
-        self._buffer.append(([read.source, *read.position], sample))
-        return True
+        else:
+            self._buffer.append(([read.source, *read.position], sample))
 
     def _drop(self, source: Source, number: int, error: BadRow) -> None:
         self._dropped.append(Dropped(source.where(number), error.reason, str(error)))
@@ -300,8 +281,8 @@ class Shard:
 
     def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
         state = {"reader": self.reader.state(), "waiting": [position for position, _ in self._buffer]}
-        item = ShardItem(sequence, state, self._read, self._filtered, tuple(self._dropped), ended)
-        self._read, self._filtered, self._dropped = 0, 0, []
+        item = ShardItem(sequence, state, self._read, tuple(self._dropped), ended)
+        self._read, self._dropped = 0, []
         return item
 
 
@@ -331,14 +312,14 @@ def _whole(mixture: Mixture, processor: Processor, config: LoaderConfig) -> Shar
 
 def look(
     mixture: Mixture, processor: Processor, config: LoaderConfig, most: int
-) -> tuple[list[Sample], int, list[Dropped]]:
-    """The samples of up to `most` rows in a run's order, how many rows were below their minimum ratings, and
-    those that cannot be used, because an image cannot be decoded, say."""
+) -> tuple[list[Sample], list[Dropped]]:
+    """The samples of up to `most` rows in a run's order, and the rows that cannot be used, because an image
+    cannot be decoded, say."""
     one = _whole(mixture, processor, config)
     while one._read < most and one._take():
         pass
     samples = [sample for _, sample in one._buffer]
-    return [sample for sample in samples if one._pack([sample])], one._filtered, one._dropped
+    return [sample for sample in samples if one._pack([sample])], one._dropped
 
 
 def counts_exactly(mixture: Mixture, config: LoaderConfig) -> bool:
@@ -452,7 +433,7 @@ class Loader:
             if isinstance(item, str):
                 raise DatasetError(item)
             ahead.shard_states[shard] = item.state
-            ahead.drops.add(item.read, item.filtered, item.dropped)
+            ahead.drops.add(item.read, item.dropped)
             if item.ended:
                 ahead.ended.add(shard)
             elif item.sequence is not None:
@@ -496,7 +477,6 @@ class Loader:
             "lanes": {str(shard): of_shard for shard, of_shard in state.shard_states.items()},
             "ended": sorted(state.ended),
             "read": state.drops.read,
-            "filtered": state.drops.filtered,
             "dropped": dict(state.drops.dropped),
         }
 
@@ -518,8 +498,7 @@ class Loader:
         shards = {n: state["lanes"][str(n)] for n in self.shards if str(n) in state["lanes"]}
         drops = DropCount(self.config.max_drop_rate)
         if self.rank == 0:  # the first rank continues the counts of all
-            drops.read, drops.filtered = state["read"], state["filtered"]
-            drops.dropped = Counter(state["dropped"])
+            drops.read, drops.dropped = state["read"], Counter(state["dropped"])
         rows, ended = state["rows"] // self.world_size, set(self.shards) & set(state["ended"])
         self.state = LoaderState(rows, shards, ended, drops)
 
@@ -535,7 +514,9 @@ class Loader:
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [[one.name, one.num_rows, one.weight] for one in sources],
             "streams (sections)": {
-                one.name: [STREAM_ORDER, one.rows.identity] for one in sources if isinstance(one.rows, Stream)
+                one.name: [STREAM_ORDER, [one.rows.num_sections]]
+                for one in sources
+                if isinstance(one.rows, Stream)
             },
         }
 
@@ -545,7 +526,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged = dict(states[0])
     merged["lanes"] = {shard: value for state in states for shard, value in state["lanes"].items()}
     merged["ended"] = sorted({shard for state in states for shard in state["ended"]})
-    merged |= {name: sum(state[name] for state in states) for name in ("read", "filtered")}
+    merged["read"] = sum(state["read"] for state in states)
     merged["dropped"] = dict(sum((Counter(state["dropped"]) for state in states), Counter()))
     return merged
 

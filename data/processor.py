@@ -293,7 +293,7 @@ class Processor:
         planned = self.plan(shown, name)
         rule: Any = self.images.videos if isinstance(shown, Clip) else self.images
         visual = rule.cut(shown)
-        assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
+        assert (len(visual.parts), visual.grid) == (len(planned.parts), planned.grid), "plans are kept to"
         return replace(visual, name=name)
 
     def plan(self, shown: Image.Image | Clip | tuple[int, int], name: str = "image") -> Visual:

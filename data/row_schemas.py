@@ -5,7 +5,7 @@
 | `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
 | `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
-| `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
+| `texts` of {"user", "assistant"}, `images` | the_cauldron, FineVision |
 | `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS: `data.box_rows` |
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
@@ -45,7 +45,7 @@ from messages import one_line
 # Why a row was left out. States of runs hold these words.
 BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad conversation"
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
-BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
+OUTSIDE = "image outside of the dataset's folder"
 
 PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
@@ -71,8 +71,6 @@ class RowSchema:
         columns: our name of a column -> the dataset's, where they differ; `json.question` is the question in
             a column `json`.
         constants: our name of a column -> what every row has in it.
-        min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
-            leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
         folder: where relative image paths start; None refuses paths.
         allow_urls: images may be fetched from the network.
         allow_outside: paths may leave `folder`.
@@ -82,19 +80,16 @@ class RowSchema:
     text_columns: tuple[str, ...]
     columns: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
-    min_ratings: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
     allow_urls: bool = False
     allow_outside: bool = False
     boxes: BoxRows = field(default_factory=BoxRows)
 
-    def conversation(self, row: Any, form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow.
-        `form_for` (`Processor.form`) says how boxes are written."""
+    def conversation(self, row: Any, form_for: FormFor = by_name) -> list[dict[str, Any]]:
+        """A row's messages, each with a list of parts. Raises BadRow. `form_for` (`Processor.form`) says how
+        boxes are written."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
-        if (kept := self.turns_kept(row)) is None:
-            return None
         if lost := _lost(row, (self.columns.get("tools", "tools"),) * (self.text_columns in _TALKS)):
             raise BadRow(BAD_CONVERSATION, f"{lost}: expected tools beside messages, and calls in them")
         shown = self.shown(row)
@@ -107,7 +102,7 @@ class RowSchema:
             given, image = self.boxes.turns(own, images[0], form_for)
             beside, shown = (*_BESIDE, "asked"), [("image", image)]
         else:
-            given = self._given(row, kept)
+            given = self._given(row)
         if system := self.get(row, "system"):
             given = [{"role": "system", "content": system}, *given]
         as_text = all(isinstance(message.get("content"), str) for message in given)
@@ -139,10 +134,10 @@ class RowSchema:
         except ValueError as error:
             raise BadRow(BAD_CONVERSATION, one_line(error)) from None
 
-    def in_words(self, row: Mapping[str, Any], form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
+    def in_words(self, row: Mapping[str, Any], form_for: FormFor = by_name) -> list[dict[str, Any]]:
         """The `conversation` of a row that is scored. Raises BadRow for one with tools, calls or results."""
         messages = self.conversation(row, form_for)
-        if self.tools(row) or any("tool_calls" in one or one["role"] == "tool" for one in messages or ()):
+        if self.tools(row) or any("tool_calls" in one or one["role"] == "tool" for one in messages):
             raise BadRow(BAD_CONVERSATION, "tools, tool_calls: expected questions and answers in words")
         return messages
 
@@ -153,12 +148,9 @@ class RowSchema:
             return {}
         return {"accept": [str(one) for one in given[1:] if one is not None and str(one).strip()]}
 
-    def images(self, row: Any) -> list[Any] | None:
-        """The images and videos of the conversation as `open_visual` takes them; None if the ratings are too
-        low."""
-        if (messages := self.conversation(row)) is None:
-            return None
-        parts = (part for message in messages for part in message["content"])
+    def images(self, row: Any) -> list[Any]:
+        """The images and videos of the conversation as `open_visual` takes them."""
+        parts = (part for message in self.conversation(row) for part in message["content"])
         return [part[part["type"]] for part in parts if part["type"] != "text"]
 
     def shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -174,20 +166,6 @@ class RowSchema:
     def get(self, row: Mapping[str, Any], name: str) -> Any:
         """The value of a row in one of our columns, None without."""
         return self.constants[name] if name in self.constants else held(row, self.columns.get(name, name))
-
-    def turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
-        """For each of the `texts`, True if its ratings suffice; None if those of the row do not."""
-        texts = self.get(row, "texts") if self.text_columns == ("texts",) else None
-        kept = [True] * (len(texts) if isinstance(texts, Sequence) else 0)
-        for column, lowest in self.min_ratings.items():
-            rating = held(row, column)
-            if isinstance(rating, Sequence) and not isinstance(rating, str) and len(rating) == len(kept):
-                kept = [keep and _reaches(value, lowest) for keep, value in zip(kept, rating)]
-            else:
-                values = rating if isinstance(rating, list | tuple) else [rating]
-                if not all(_reaches(value, lowest) for value in values):
-                    return None
-        return kept if any(kept) or not kept else None
 
     def _image(self, value: Any) -> Any:
         """An image as a row holds it, made a value for `load_image`."""
@@ -217,14 +195,14 @@ class RowSchema:
             raise BadRow(OUTSIDE, f"{shown} is outside of the dataset's folder: {advice}")
         return path
 
-    def _given(self, row: Mapping[str, Any], kept: list[bool]) -> list[Mapping[str, Any]]:
+    def _given(self, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """A row's messages, as the row holds them."""
         values = [self.get(row, name) for name in self.text_columns]
         if self.text_columns == ("question", "answer"):
             question, answer = values
             return _turn(question, self.boxes.names.get(answer, answer) if type(answer) is int else answer)
         if self.text_columns == ("texts",):
-            return _turns(values[0], kept)
+            return _turns(values[0])
         given: list[Any] = []
         for name, value in zip(self.text_columns, values):
             if name in _ROLES and isinstance(value, str | int | float):
@@ -325,7 +303,7 @@ def find_pairs(
 
 def find_images(
     rows: Iterable[Any],
-    images_of: Callable[[Any], Sequence[Any] | None],
+    images_of: Callable[[Any], Sequence[Any]],
     schema: RowSchema,
     name: str,
     how: str,
@@ -335,7 +313,7 @@ def find_images(
     images or all images are refused.
 
     Args:
-        images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
+        images_of: a row -> its images; may raise BadRow.
         how: see `no_images`.
     """
     read = {schema.columns.get(column, column) for column in (*schema.text_columns, *SHOWN)}
@@ -347,9 +325,9 @@ def find_images(
                 if isinstance(one, Path) and not one.exists():
                     where = "image_folder in the dataset's entry says where paths start"
                     raise BadRow(BROKEN_IMAGE, f"{one}: no such file; {where}")
-            if images := images_of(row):
+            if images_of(row):
                 return True
-            usable = usable or images is not None
+            usable = True
         except BadRow as error:
             if error.reason in (BROKEN_IMAGE, OUTSIDE, PLACEHOLDERS):
                 refused = refused or str(error)
@@ -404,13 +382,12 @@ def _own_folder(folder: Path) -> Path:
 
 
 # ---------------------------------------------------------------------------------------------- messages
-def _turns(texts: Any, kept: list[bool]) -> list[Mapping[str, Any]]:
+def _turns(texts: Any) -> list[Mapping[str, Any]]:
     if not isinstance(texts, Sequence) or not all(isinstance(turn, Mapping) for turn in texts):
         raise BadRow(BAD_CONVERSATION, f"texts: expected a list of user and assistant, got {_kind(texts)}")
     if not texts:
         raise BadRow(EMPTY_TEXT, "texts: expected at least one turn, got none")
-    turns = [_turn(turn.get("user"), turn.get("assistant")) for turn, keep in zip(texts, kept) if keep]
-    return [message for turn in turns for message in turn]
+    return [message for turn in texts for message in _turn(turn.get("user"), turn.get("assistant"))]
 
 
 def _turn(question: Any, answer: Any) -> list[Mapping[str, Any]]:
@@ -501,12 +478,6 @@ def _text(value: Any) -> Any:
         value = value[0] if value else None
     is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     return str(value) if is_number else value
-
-
-def _reaches(rating: Any, lowest: float) -> bool:
-    if rating is not None and not isinstance(rating, int | float):
-        raise BadRow(BAD_RATING, f"expected a rating as a number, got {_kind(rating)}")
-    return rating is None or rating >= lowest
 
 
 def _kind(value: Any) -> str:

@@ -36,7 +36,7 @@ from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.boxes import COORDINATES
 from data.coco import coco_rows, without_polygons
 from data.errors import ADDRESS, DatasetError, check_rows_path
-from data.row_files import LinesFile, LinesRows, LinesStream, Stream, fsspec_module, library, reading
+from data.row_files import LinesRows, Stream, fsspec_module, library, reading
 from data.row_schemas import (
     COLUMNS,
     OF_BOXES,
@@ -250,18 +250,15 @@ def _open_files(endings: set[str], files: list[str], path: str, split: str, stre
             raise DatasetError(f"{path}: expected files that end in one of {known}, got {got or 'none'}")
         return _load(builder, path, None, split, streaming, data_files=files)
     with reading(f"{path}: cannot be opened"):
-        if ADDRESS.match(path):
-            lines = _files_at(path, streaming)
-        else:
-            lines = [LinesFile(file, Path(file).name) for file in files]
-        if endings == {".json"} and len(lines) == 1 and (rows := _whole(lines[0])) is not None:
+        lines = _files_at(path) if ADDRESS.match(path) else [(one, Path(one).name) for one in files]
+        if endings == {".json"} and len(lines) == 1 and (rows := _whole(*lines[0])) is not None:
             return rows
-        return LinesStream(lines) if streaming else LinesRows(lines)
+        return LinesRows(lines)
 
 
-def _whole(file: LinesFile) -> Any:
+def _whole(path: str, name: str) -> Any:
     """The rows of a file that is one list, or one object as COCO has it; None for JSON lines."""
-    with file.open() as opened:
+    with open(path, "rb") as opened:
         first = next((line.lstrip() for line in opened if line.strip()), b"")
         is_list = first[:1] == b"["
         with suppress(ValueError, TypeError):
@@ -274,19 +271,15 @@ def _whole(file: LinesFile) -> Any:
             if is_list:
                 raise
             return None  # which lines are broken, whoever reads them says
-    return whole if isinstance(whole, list) else coco_rows(whole, file.name)
+    return whole if isinstance(whole, list) else coco_rows(whole, name)
 
 
-def _files_at(path: str, streaming: bool) -> list[LinesFile]:
-    """The files at an address or a pattern of addresses. Those that are not streamed are downloaded, and so
-    are those of a server that gives no ranges of bytes."""
+def _files_at(path: str) -> list[tuple[str, str]]:
+    """The files at an address or a pattern of addresses, downloaded, and their names."""
     if not (found := fsspec_module().open_files(path)):
         raise DatasetError(f"{path}: no such file")
-    files = [LinesFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
-    if streaming and all(len(found.fs.cat_file(file.path, start=0, end=2)) <= 2 for file in found):
-        return files
-    downloaded = library().DownloadManager().download([file.address for file in files])
-    return [replace(file, address=place) for file, place in zip(files, downloaded, strict=True)]
+    names = [Path(urlsplit(file.path).path).name for file in found]
+    return [*zip(library().DownloadManager().download([file.full_name for file in found]), names)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
@@ -340,12 +333,11 @@ class DatasetConfig:
         split: as in `datasets`.
         weight: its share of the rows that are read, relative to the other datasets'. By default its number of
             rows, so that every row is read equally often.
-        streaming: read it from front to back, without downloading it first.
+        streaming: read it from front to back, without downloading it first. JSON lines never are.
         columns: our column names -> the dataset's, e.g. {"question": "query", "answer": "json.answer"}.
         constants: our column names -> what every row has there, e.g. {"question": "Describe the image."}.
         names: what numbers mean, as categories of boxes or as answers: a list from 0, or a mapping.
         image_folder: where paths of images start that are not absolute; by default beside the rows.
-        min_ratings: rating column -> the lowest rating that is trained on.
         allow_urls: rows may name images by URL, which are fetched during training.
         allow_outside: rows may name images outside of the dataset's folder.
         allow_text_only: the first rows need not have an image.
@@ -366,7 +358,6 @@ class DatasetConfig:
         default_factory=dict
     )
     image_folder: str = ""
-    min_ratings: Mapping[str, float] = field(default_factory=dict)
     allow_urls: bool = False
     allow_outside: bool = False
     allow_text_only: bool = False
@@ -541,14 +532,10 @@ def open_source(
             "%s: its column %s is not read, as its text is in %s; columns: {ref: ...} asks for boxes",
             *(name, " and ".join(sorted(boxes)), " and ".join(text_columns)),
         )
-    if absent := sorted(set(config.min_ratings) - set(known)):
-        has = ", ".join(columns)
-        raise DatasetError(f"{name}: min_ratings: no column {', '.join(absent)}; it has {has}")
     schema = RowSchema(
         text_columns,
         columns=renamed,
         constants=dict(config.constants),
-        min_ratings=dict(config.min_ratings),
         folder=folder,
         allow_urls=config.allow_urls,
         allow_outside=config.allow_outside,

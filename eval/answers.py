@@ -32,7 +32,7 @@ from inference.conversation import Turn, messages_of
 from inference.forms import requests_for
 from inference.grammar import choice_grammar
 from inference.thinking import budget_of, held_to, think_first, thinking_end
-from inference.votes import pick
+from inference.votes import winner
 from messages import one_line
 
 _THINKING = ("thinking", "thinking_tokens", "thinking_stop_reason")
@@ -80,7 +80,7 @@ def _record(task: EvalTask, sample: EvalSample, several: Sequence[EvalAnswer]) -
         0.0 if one.error else task.metric.score(one.text, sample.targets, sample.fields) for one in several
     ]
     sure = [round(one.confidence or 0.0, 6) for one in several]
-    won = pick([one.text for one in several], sure, same=task.same(sample))["number"]
+    won = winner([one.text for one in several], sure, task.same(sample))
     answer, score = several[won], sum(scores) / len(scores)
     record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
     record |= {"earlier": sample.earlier} if sample.earlier else {}

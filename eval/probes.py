@@ -1,4 +1,4 @@
-"""Hard images and prompts, always the same, beside which transformers is put."""
+"""Hard images and prompts, always the same, beside which another engine or transformers is put."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 
 QUESTION = "What colour is the star, and how many shapes are there?"
 ORIENTATION = 274  # the EXIF tag
+TYPED = " typed"  # ends the names of cases with special tokens in their text
 Messages = list[dict[str, Any]]  # of a conversation, with images as bytes
 
 
@@ -104,6 +105,7 @@ def cases() -> dict[str, Messages]:
     system = message("system", "Answer with a single word, in capital letters.")
     colour = "What colour is the circle?"
     turns = [user(one, colour), message("assistant", "red"), user("And the square?")]
+    typed = ("<image>", "<|im_start|>", "<end_of_utterance>", "<|im_end|>", "<fake_token_around_image>")
     alone = {
         **{name: user(data, QUESTION) for name, data in files.items()},
         "two images": user(third, one, "Which shape is in the first image?"),
@@ -112,6 +114,10 @@ def cases() -> dict[str, Messages]:
         "image after the text": user("What colour is the circle in this picture?", one),
         "image between texts": user("Look at this:", one, colour),
         "text between images": user("First:", third, "Second:", one, "Which has a circle?"),
+        **{
+            f"{token}{TYPED}": user(one, f"What does {token} mean, and what colour is the circle?")
+            for token in typed
+        },
         "text beyond ASCII": user(one, "Où est le cercle? ｆｕｌｌ ﬁ é 圆在哪里？ 🟥👩‍👩‍👧"),
         "white space around": user(one, f"  {colour} \n\n"),
         "empty text beside the question": user(one, "", colour),

@@ -33,7 +33,8 @@ from data.errors import ImageError, PromptError
 from data.images import load_image
 from data.processor import Processor
 from data.tiles import Parts
-from eval.probes import QUESTION, cases, scene, written
+from eval.probes import QUESTION, TYPED, cases, scene, written
+from eval.reference import Client, ServerError, examine
 from families import FAMILIES
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
@@ -49,6 +50,7 @@ from models.checkpoints.sources import open_files
 
 HOW: dict[str, Any] = dict.fromkeys(("tokenize", "return_dict", "add_generation_prompt"), True)
 HOW |= {"return_tensors": "pt"}
+TOKENS = 8  # of a server's answers
 # Errors of a matrix's products that rounding its weights explains.
 ROUNDED = {"bfloat16": 0.01, "int8": 0.03, "int4": 0.16}
 CLOSE = 1e-3  # of logarithms of probabilities in float32
@@ -172,6 +174,8 @@ class Proof:
         own, default = self.their_processors
         ids, pixels, refused, tried, far = [], [], 0, 0, 0.0
         for name, read in cases().items():
+            if name.endswith(TYPED):  # their special tokens are escaped here and not in transformers
+                continue
             try:
                 messages = [one | {"content": list(map(_opened, one["content"]))} for one in read]
                 ours = self.processor.prepare(messages)
@@ -447,6 +451,20 @@ def repeated(proof: Proof, earlier: Answers) -> Iterator[Line]:
         said = proof._parting(number, proof._generate(prompt, len(expected)), expected)
         proof.lines.append(Line("check", f"answer {number + 1}", not said, said or "the same tokens"))
         yield proof.lines[-1]
+
+
+def of_server(proof: Proof, client: Client, tolerance: float) -> Iterator[Line]:
+    """Whether a server gives the checkpoint's answers to the probes. Raises ServerError."""
+    client.check()
+    answered = False
+    for name, messages in cases().items():
+        answer = client.ask(messages, TOKENS)
+        found = examine(proof.checkpoint, messages, answer, tolerance, TOKENS)
+        proof.lines.append(Line("server", name, *found))
+        answered = answered or not answer.problem
+        yield proof.lines[-1]
+    if not answered:
+        raise ServerError(f"{client.url}: the server answered nothing; is {client.model!r} its model's name?")
 
 
 def processor_name() -> str:

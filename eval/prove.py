@@ -4,10 +4,11 @@
     python -m eval prove Qwen/Qwen3-VL-2B-Instruct --json prove.json --html prove.html
     python -m eval prove runs/mine --device cuda --full     # longer answers
     python -m eval prove --check prove.json                 # another's page: the same greedy tokens here?
+    python -m eval prove MODEL --url http://127.0.0.1:8000/v1 --name M      # another engine's answers
 
-Without --check it goes through files, inputs (ids and pixels beside transformers'), numbers
+Without --url and --check it goes through files, inputs (ids and pixels beside transformers'), numbers
 (logits, and what rounding costs), ways (uncached, cached, chunks, batches, sessions, kept prefixes,
-schedulers, lookups, compiled) and speed.
+schedulers, lookups, compiled) and speed. With --url 39 hard images and prompts are asked.
 Exit status: 0 if nothing differs, 1 if something does, 2 with one sentence if it cannot be tried.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--html", type=Path, metavar="FILE", help="write it as one page, for an issue or a model card")
     add("--card", action="store_true", help="write it into the README.md of the model's folder, as its Proof")
     add("--check", type=Path, metavar="FILE", help="repeat the greedy tokens of somebody's prove.json")
+    add("--url", help="a server of OpenAI's protocol that has the model, with its /v1")
+    add("--name", help="the model's name on the server (default: its folder's); OPENAI_API_KEY is its key")
+    tolerance = "nats within which a server's logprobs are rounded (default 0.02; 0.2 suits bfloat16)"
+    add("--tolerance", type=float, default=0.02, metavar="NATS", help=tolerance)
     return parser
 
 
@@ -58,11 +64,17 @@ def main(arguments: list[str]) -> int:
     for path in filter(None, (settings.json, settings.html)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()  # whether it can be written, before minutes of work
-    from eval.proof import Proof, repeated  # imports torch and transformers
+    from eval.proof import Client, Proof, of_server, repeated  # imports torch and transformers
 
     size = "quick" if settings.quick else "full" if settings.full else "usual"
-    proof = Proof(settings.model, settings.revision, settings.device, size)
-    lines = proof.steps() if settings.check is None else repeated(proof, read(settings.check)["greedy"])
+    on = "cpu" if settings.url else settings.device
+    proof = Proof(settings.model, settings.revision, on, size)
+    if settings.url:
+        name = settings.name or Path(settings.model).name
+        client = Client(settings.url, name, os.environ.get("OPENAI_API_KEY"))
+        lines = of_server(proof, client, settings.tolerance)
+    else:
+        lines = proof.steps() if settings.check is None else repeated(proof, read(settings.check)["greedy"])
     part = ""
     for line in lines:
         if line.part != part:

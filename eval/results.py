@@ -28,7 +28,7 @@ from eval.metrics import Metric, Scored, mean_score
 from eval.statistics import BINS, CONFIDENCE, best_of, calibration, score_interval
 from eval.tasks import EvalSample, EvalTask
 from inference.results import ResultsFile
-from inference.votes import pick
+from inference.votes import winner
 from messages import one_line
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dic
         scores, same = list[float](), task.same(sample)
         for start in range(0, count - k + 1, k):
             some = slice(start, start + k)
-            won = pick(record["answers"][some], record["confidences"][some], same=same)["number"]
+            won = winner(record["answers"][some], record["confidences"][some], same)
             scores.append(record["scores"][start + won])
         return sum(scores) / len(scores)
 

@@ -109,7 +109,7 @@ def data_task(entry: DatasetConfig, metric: Metric, asking: Asking = Asking()) -
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
         raise DatasetError(f"{path}: {problems[0]}{more}")
     if not samples:
-        raise DatasetError(f"{path}: no row has the ratings that min_ratings asks for")
+        raise DatasetError(f"{path}: no row has a question")
     name, count = Counter(sample.id for sample in samples).most_common(1)[0]
     if count > 1:
         raise DatasetError(
@@ -117,7 +117,7 @@ def data_task(entry: DatasetConfig, metric: Metric, asking: Asking = Asking()) -
         )
     data: dict[str, Any] = {"path": path, "subset": entry.subset, "split": split or TRAIN}
     data |= {"revision": entry.revision, "columns": dict(entry.columns)}
-    read = {key: getattr(entry, key) for key in ("constants", "image_folder", "min_ratings")}
+    read = {key: getattr(entry, key) for key in ("constants", "image_folder")}
     read |= {"holdout": holdout, "names": {str(number): one for number, one in dict(entry.names).items()}}
     data |= {key: value for key, value in read.items() if value}  # older runs have none of them
     name = entry.name
@@ -142,7 +142,7 @@ class _Reader:
         seen = [one for one in ours if not (answered and one == "answers")]
         known, renamed = known_columns(first, columns, entry.columns, constants, seen)
         has = f"it has {', '.join(columns) or 'none'}"
-        if wrong := ({*renamed, *constants} - {*ours}) | ({*renamed.values(), *entry.min_ratings} - {*known}):
+        if wrong := ({*renamed, *constants} - {*ours}) | ({*renamed.values()} - {*known}):
             raise DatasetError(
                 f"{path}: no column {', '.join(sorted(wrong))}; {has}; ours are {', '.join(COLUMNS)}"
             )
@@ -164,9 +164,8 @@ class _Reader:
                 )
             of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
             kind = find_schema(known, of_schema, path, {*constants} & {*SCHEMA_COLUMNS})
-        may: dict[str, Any] = {"allow_urls": entry.allow_urls, "allow_outside": entry.allow_outside}
-        may |= {"folder": folder, "min_ratings": entry.min_ratings}
-        self.schema = schema = RowSchema(kind, renamed, constants, **may)
+        may = entry.allow_urls, entry.allow_outside
+        self.schema = schema = RowSchema(kind, renamed, constants, folder, *may)
         self.prompt = asking.prompt or (CHOICES_PROMPT if "choices" in have else "{question}")
         named = _columns_in(self.prompt)
         can = [*columns, "question", "choices"] if self.is_plain else ["question"]
@@ -188,8 +187,6 @@ class _Reader:
         """The questions of a row, counted from 0. Raises BadRow."""
         if not isinstance(row, Mapping):
             raise _bad(f"expected an object with columns, got {str(row)[:200]}")
-        if self.schema.turns_kept(row) is None:
-            return
         for name, fields, answer, images, shown in self._asked(number, row):
             question, choices = fields["question"], fields.get("choices") or ()
             if not isinstance(question, str) or not question.strip():
@@ -267,7 +264,7 @@ class _Reader:
         """(question, answer, images and videos so far) of each turn of a conversation."""
         images = list[tuple[str, Any]]()
         question = ""
-        for message in self.schema.in_words(row) or ():
+        for message in self.schema.in_words(row):
             text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
             if message["role"] == "user":
                 question = text

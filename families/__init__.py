@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, paddleocr_vl, qwen3_5, qwen_vl
+from families import gemma4, idefics3, internvl, lfm2_vl, minicpm_v, nanovlm, paddleocr_vl, qwen3_5, qwen_vl
 
-FAMILIES: dict[str, ModuleType] = {
-    family.NAME: family
-    for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4, paddleocr_vl)
-}
+_ALL = idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4, paddleocr_vl, minicpm_v
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in _ALL} | {internvl.QIANFAN: internvl}
 # The family of models that are made here, and of a processor's folder without a model.
 NEW = idefics3
 

@@ -1,6 +1,7 @@
-"""InternVL3 and InternVL3.5: InternViT, an MLP projector, a Qwen2 or Qwen3 text model, tiles of 448 pixels.
+"""InternVL3 and 3.5, Qianfan-OCR: InternViT, an MLP projector, a Qwen2 or Qwen3 text, tiles of 448 pixels.
 
-The layout is that of transformers (`InternVLForConditionalGeneration`; repositories that end in -HF). The
+The layout is that of transformers (`InternVLForConditionalGeneration`; repositories that end in -HF, and
+`QianfanOCRForConditionalGeneration`, whose files have the names of OpenGVLab's own code). The
 image rule is bit for bit that of transformers' GotOcr2 image processor (its PIL backend): tiles in the grid
 whose sides relate most like the image's, then the whole image as one more tile. It is ours, because
 transformers' takes seconds to import.
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from data import tiles
 from data.chat import chat_template
+from data.reading import TASKS, Reading
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3 import positions
@@ -26,26 +28,30 @@ from families.saving import SavedProcessor, write_config, write_text
 from families.sections import TEXT_FAMILIES, VISION_KEYS, text_config, vision_config, vlm_config
 from models.checkpoints.files import Opened
 from models.checkpoints.gguf_config import SIGLIP, Join, Layout, Tower
-from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
 from models.vision_transformer import MLPProjector, VisionTransformer
 
-NAME = "internvl"
-TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF)"
+NAME, QIANFAN = "internvl", "qianfan_ocr"
+TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF), Qianfan-OCR"
 BOX_FORMS: dict[str, str] = {}
-MODEL_TYPES = (NAME,)
-PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
+MODEL_TYPES = (NAME, QIANFAN)
+_CLASSES = {NAME: "InternVL", QIANFAN: "QianfanOCR"}  # how the names of transformers' classes begin
+PROCESSORS = {kind: (f"{name}Processor", "GotOcr2ImageProcessor") for kind, name in _CLASSES.items()}
+_PAGE, _TABLE = "Parse this document to Markdown.", "Extract tables to HTML format."
+_ASKED = _PAGE, _PAGE, _TABLE, "Extract formulas to LaTeX.", "What trends are shown in this chart?"
+READING = {QIANFAN: Reading(prompts=dict(zip(TASKS, _ASKED)))}
 MLX = {"": ""}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
-# How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in
-# published files, which have names of its older versions.
+# How our tensors' names begin as transformers' modules have them, which adapters name and we write, as in
+# published files, which have names of its older versions, and as in those of Qianfan-OCR.
 _FRONTS = {
-    "vision_model.": ("model.vision_tower.", "vision_tower."),
-    "projector.": ("model.multi_modal_projector.", "multi_modal_projector."),
-    "language_model.lm_head.": ("lm_head.", "language_model.lm_head."),
-    "language_model.": ("model.language_model.", "language_model.model."),
+    "vision_model.": ("model.vision_tower.", "vision_tower.", "vision_model."),
+    "projector.": ("model.multi_modal_projector.", "multi_modal_projector.", "mlp1."),
+    "language_model.lm_head.": ("lm_head.", "language_model.lm_head.", "language_model.lm_head."),
+    "language_model.": ("model.language_model.", "language_model.model.", "language_model.model."),
 }
 # What then stands in those of tower and projector.
 _INSIDE = {
@@ -62,6 +68,14 @@ _INSIDE = {
     "projector.fc1.": "projector.linear_1.",
     "projector.fc2.": "projector.linear_2.",
 }
+_IN_QIANFAN = {
+    ".class_token": ".embeddings.class_embedding", ".patch_embedding.": ".embeddings.patch_embedding.",
+    ".position_embedding.weight": ".embeddings.position_embedding", ".layers.": ".encoder.layers.",
+    ".layer_norm": ".norm", ".layer_scale": ".ls", ".self_attn.out_proj.": ".attn.proj.",
+    ".self_attn.q_norm.": ".attention.q_norm.", ".self_attn.k_norm.": ".attention.k_norm.",
+    ".self_attn.": ".attn.", "projector.norm.": "projector.0.", "projector.fc1.": "projector.1.",
+    "projector.fc2.": "projector.3.",
+}  # fmt: skip
 _LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
 # Keys of config.json and of its vision_config, of which other values need code that is not here.
 _PLAIN: dict[str, Any] = {
@@ -97,23 +111,31 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     keys.expect(config, _PLAIN)
     # In transformers the norms of queries and keys have this epsilon, whatever the others' is.
     keys.expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
+    kind = config.get("model_type", NAME)
+    seen = {"attention_bias": kind == QIANFAN} | keys.present(seen)
     own = {"class_token": True, "layer_scale": True, "last_norm": False, **keys.read(seen, _OWN)}
     ratio = config.get("downsample_ratio", 0.5)
     if not (folded := 1 / ratio).is_integer():
         raise ValueError(f"downsample_ratio: expected 1, 1/2, 1/4, …, got {ratio!r}")
     parts: dict[str, Any] = {"vision": vision_config(seen, _VISION, **own), "scale_factor": int(folded)}
-    decoder = text_config({"model_type": "qwen2"} | text, {})
-    return vlm_config(config, generation, 151_667, True, decoder, family=NAME, **parts)
+    decoder = text_config({"model_type": "qwen2" if kind == NAME else "qwen3"} | text, {})
+    return vlm_config(config, generation, 151_667, kind == NAME, decoder, family=kind, **parts)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """The place of each of our tensors, under the names of today or older ones."""
-    older = any(name.startswith("vision_tower.") for name in stored_names)
-    fronts = {ours: theirs[older] for ours, theirs in _FRONTS.items()}
+    form = any(name.startswith("vision_tower.") for name in stored_names)
+    form = 2 if "mlp1.0.weight" in stored_names else int(form)
+    fronts = {ours: theirs[form] for ours, theirs in _FRONTS.items()}
+    flat = config.family == QIANFAN if config else "model.vision_tower.layers.0.lambda_1" in stored_names
+    inside = _IN_QIANFAN if form == 2 else _INSIDE | ({".layers.": ".layers."} if flat else {})
+    # Where transformers 5.23 renames the tower's layers, it renames those of the text as well.
+    nested = any(name.startswith("language_model.model.encoder.") for name in stored_names)
+    of_text = {".layers.": ".encoder.layers."} if nested else {}
 
     def stored_tensor(name: str) -> StoredTensor:
-        inside = {} if name.startswith("language_model.") else _INSIDE
-        return StoredTensor(rename(name, fronts, inside), leading_axis=name in _LEADING)
+        theirs = rename(name, fronts, of_text if name.startswith("language_model.") else inside)
+        return part_of_qkv(theirs) or StoredTensor(theirs, leading_axis=name in _LEADING)
 
     return stored_tensor
 
@@ -127,10 +149,9 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json in transformers' layout, in which nothing is left to a reader's defaults."""
     vision = {name: getattr(config.vision, name) for name in VISION_KEYS}
-    vision |= {"model_type": "internvl_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
-    described = write_config(
-        config, dtype, "InternVLForConditionalGeneration", NAME, write_text(config, dtype), vision
-    )
+    vision |= {"model_type": f"{config.family}_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
+    name = f"{_CLASSES[config.family]}ForConditionalGeneration"
+    described = write_config(config, dtype, name, config.family, write_text(config, dtype), vision)
     sizes = {"downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
     return described | _PLAIN | sizes
 
@@ -171,6 +192,8 @@ class InternVLImages(tiles.TiledImages):
     image_token = IMAGE
     flat = True
 
+    placeholder = IMAGE  # for an image in the chat template as transformers has it
+
     def __init__(self, settings: Mapping[str, Any], tile_positions: int):
         self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
         self.tile_positions = tile_positions
@@ -183,7 +206,11 @@ class InternVLImages(tiles.TiledImages):
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
-        return SavedProcessor(tokenizer, chat_template, IMAGE, settings, self.tile_positions, ROLES)
+        roles, template = ROLES, chat_template
+        if self.placeholder != IMAGE:  # Qianfan-OCR, which has no videos
+            roles = {role: token for role, token in ROLES.items() if role != "video_token"}
+            template = chat_template.replace(IMAGE, self.placeholder)
+        return SavedProcessor(tokenizer, template, IMAGE, settings, self.tile_positions, roles)
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
@@ -215,6 +242,9 @@ def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str | Non
     tokenizer = open_with(opened, (START, END, IMAGE))
     tile_positions = positions(read_config(opened.config, {}, {}))
     images, template = InternVLImages(image_settings(opened), tile_positions), chat_template(opened)
+    if opened.config.get("model_type") == QIANFAN and IMAGE not in (template or ""):
+        images.placeholder = opened.json("processor_config.json").get("image_placeholder_token") or "<image>"
+        template = template and template.replace(images.placeholder, IMAGE)
     images.string_content = IMAGE not in (template or IMAGE)  # a text model's: an image stands in the text
     return images, tokenizer, template
 

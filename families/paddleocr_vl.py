@@ -75,7 +75,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     rope = keys.section(text, "rope_scaling") or keys.section(text, "rope_parameters")
     plain, sections = qwen_vl.multimodal_rope(rope, [16, 24, 24])
     plain.setdefault("rope_theta", text.get("rope_theta") or 500_000.0)
-    own = {"model_type": "llama", "rope_scaling": None, "rope_parameters": plain}
+    own: dict[str, Any] = {"model_type": "llama", "rope_scaling": None, "rope_parameters": plain}
     own |= dict.fromkeys(("attention_bias", "mlp_bias"), bool(text["use_bias"]))
     decoder = text_config(text | own, {}, rope_sections=sections)
     keys.expect(seen, _PLAIN_VISION)
@@ -86,9 +86,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     alone, key = not nested and (not stored or "lm_head.weight" in stored), "tie_word_embeddings"
     tied = config.get(key, True) or (not alone and nested.get(key, True))
     parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
-    return vlm_config(
-        {**config, "tie_word_embeddings": tied}, generation, 100_295, True, decoder, _MARKERS, **parts
-    )
+    return vlm_config({**config, key: tied}, generation, 100_295, True, decoder, _MARKERS, **parts)
 
 
 _NAMES = {

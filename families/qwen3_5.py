@@ -27,7 +27,7 @@ from families.saving import write_config, write_text
 from families.sections import text_config, vlm_config
 from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
-from models.config import VLMConfig
+from models.config import TextConfig, VLMConfig
 from models.language_model import LanguageModel
 
 __all__ = ["GGUF", "grid", "image_rule", "places", "positions", "their_inputs"]
@@ -61,6 +61,17 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     alone = config["model_type"] == ALONE
     given = config if alone else keys.section(config, "text_config")
+    decoder = read_text(given)
+    vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
+    parts: dict[str, Any] = {"vision": vision, "scale_factor": 1}
+    if alone:
+        parts["vision"] = replace(vision, num_hidden_layers=0)
+        config = {**config, "image_token_id": decoder.vocab_size}  # which no prompt has
+    return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, family=NAME, **parts)
+
+
+def read_text(given: Mapping, places: bool = True) -> TextConfig:
+    """The text section; without `places` a token of an image turns by its position, as one of the text."""
     keys.expect(given, _PLAIN)
     text = _TEXT | keys.present(given)
     rope = keys.section(text, "rope_scaling") or keys.section(text, "rope_parameters")
@@ -69,23 +80,17 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     plain, sections = qwen_vl.multimodal_rope(rope, [11, 11, 10])
     share = plain.pop("partial_rotary_factor")
     own = {"model_type": "qwen3", "rope_scaling": None, "rope_parameters": plain}
-    decoder = text_config(
+    return text_config(
         text | own | dict.fromkeys(("layer_types", "partial_rotary_factor")),
         {},
-        rope_sections=sections,
-        rope_interleaved=True,
+        rope_sections=sections if places else (),
+        rope_interleaved=places,
         partial_rotary_factor=share,
         attention_gate=True,
         zero_centered_norms=True,
         layer_types=_layer_types(text),
         **keys.read(text, _DELTA),
     )
-    vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
-    parts: dict[str, Any] = {"vision": vision, "scale_factor": 1}
-    if alone:
-        parts["vision"] = replace(vision, num_hidden_layers=0)
-        config = {**config, "image_token_id": decoder.vocab_size}  # which no prompt has
-    return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, family=NAME, **parts)
 
 
 def _layer_types(text: dict) -> tuple[str, ...]:
@@ -120,8 +125,9 @@ def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Qwen3_5ForConditionalGeneration, or of Qwen3_5ForCausalLM."""
     text, names = config.text, {ours: theirs for theirs, ours in _KINDS.items()}
     written = write_text(config, dtype)
-    rope = {"mrope_section": list(text.rope_sections), "mrope_interleaved": True}
-    rope["partial_rotary_factor"] = text.partial_rotary_factor
+    rope: dict[str, Any] = {"partial_rotary_factor": text.partial_rotary_factor}
+    if text.rope_sections:
+        rope |= {"mrope_section": list(text.rope_sections), "mrope_interleaved": True}
     written |= {
         "model_type": "qwen3_5_text",
         "architectures": ["Qwen3_5ForCausalLM"],

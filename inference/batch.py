@@ -29,7 +29,6 @@ from inference.checkpoint import PACKED, Checkpoint, RequestError, kept_formats,
 from inference.forms import requests_for
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
-from inference.votes import pick
 from messages import one_line
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.sources import open_files
@@ -78,8 +77,7 @@ def open_scheduler(checkpoint: Checkpoint, batch_size: int) -> Scheduler:
 class Batch:
     """A batch of questions and how they are asked: each `batch_size` answers at a time.
 
-    box_format: the form that boxes in answers are read in, None for the model's own. pick: which of several
-    answers is picked (see `inference.votes`).
+    box_format: the form that boxes in answers are read in, None for the model's own.
     """
 
     files: BatchFiles
@@ -88,7 +86,6 @@ class Batch:
     system: str | None
     batch_size: int = 8
     box_format: str | None = None
-    pick: str | None = None
 
     def run(self, log: Callable[[str], None]) -> Summary:
         """Answer the questions that have no answer yet.
@@ -191,9 +188,6 @@ class Question:
         # With so few digits a line is the same in whatever company it was answered.
         for name in {"confidences", "probabilities", "probability_mass", "expected_value"} & answers.keys():
             answers[name] = rounded(answers[name])
-        if batch.pick:
-            sure = [one or 0.0 for one in answers["confidences"]]
-            answers["picked"] = pick(answers["answers"], sure, batch.pick)
         return result | answers | {"options": batch.files.options_of(line)}
 
 

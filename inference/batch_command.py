@@ -27,7 +27,7 @@ from inference.results import only_writer
 from messages import counted, some
 
 # What answers depend on as well, where it is given.
-_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "pick", "task")
+_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "adapter", "task")
 
 
 @option
@@ -58,7 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     required = "file for the results, one line each"
     add("--out", type=Path, required=True, metavar="FILE.jsonl", help=required)
     add_many(add)
-    parser.set_defaults(source=_source, kind="inference.batch:Batch", how=("box_format", "pick"))
+    parser.set_defaults(source=_source, kind="inference.batch:Batch", how=("box_format",))
     args = command.parse_words(parser, arguments, "batch")
     args.things = bool(args.detect or args.point or args.describe)
     lines, asked = bool(args.batch) and is_lines(args.batch), bool(args.questions) or args.things

@@ -246,7 +246,7 @@ class BatchFiles:
         """(group, key, question) of all questions in the order in which they are answered; those with an
         answer have to be the questions that were answered."""
         first: dict[int, int] = {}  # hash of the images -> the first question about them
-        entries, foreign = list[tuple[int, Any, Value]](), set(answered)
+        entries, foreign, asked = list[tuple[int, Any, Value]](), set(answered), set[int]()
         for position, (key, value) in enumerate(self.source.entries):
             group = position
             try:
@@ -255,11 +255,15 @@ class BatchFiles:
                 line = None
             if line is not None:
                 group = first.setdefault(_hash(line.images), position) if line.images else position
-                if answered.get(key) == _hash(self.model, line.images, line.question, self.options_of(line)):
+                own = _hash(self.model, line.images, line.question, self.options_of(line))
+                asked.add(own)
+                if answered.get(key) == own:
                     foreign.discard(key)
             entries.append((group, key, value))
-        if self.source.key == "page":  # results of other documents may stand beside them
-            foreign &= {key for _, key, _ in entries}
+        if self.source.key == "page":  # beside these may stand other pages, and those of other documents
+            documents = {value["image"] for _, value in self.source.entries if isinstance(value, dict)}
+            ours = {key for key in foreign if key.rpartition("#")[0] in documents}
+            foreign = {key for key in ours if answered[key] not in asked}
         if foreign:
             raise RequestError(
                 f"{self.results.path}: the result of {self.source.key} {min(foreign)} is by another model, "

@@ -22,7 +22,6 @@ from inference.flags import STDIN, Parser, check_image_name, is_question, option
 from inference.grammar import MOST_BYTES, choice_grammar, json_grammar, read_choices, refusal
 from inference.printing import seen_at
 from inference.thinking import THINK_TOKENS, Think, held_to
-from inference.votes import PICKS
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("chat", "batch", "where", "read")  # beside the question itself, which needs no name
@@ -34,7 +33,7 @@ MOST_TOGETHER = 256  # images in one question
 STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
 _NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
 # The options that some commands lack.
-_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "pick": None, "grammar": None}
+_ABSENT: dict[str, Any] = {"cache": True, "num_answers": 1, "logprobs": None, "grammar": None}
 _ABSENT |= {"draft": False, "json": False, "no_image": False, "think": False, "think_tokens": None}
 
 
@@ -130,8 +129,6 @@ def add_several(parser: Parser) -> None:
     """Several answers to each question, and boxes: for a question and `batch`."""
     add = parser.add_argument_group("several answers").add_argument
     add("--num-answers", **_NUMBER, default=1, help="answers to each question (default 1)")
-    best = "print only one of them: the most frequent, or that with the highest mean confidence"
-    add("--pick", choices=PICKS, help=best)
     add = parser.add_argument_group("boxes and points, in pixels").add_argument
     thing: dict[str, Any] = {"action": "append", "type": said, "metavar": "THING", "default": []}
     add("--detect", **thing, help="put a box around each THING; may be repeated")
@@ -149,8 +146,6 @@ def parse_words(parser: Parser, arguments: list[str], dest: str = "images") -> a
     setattr(args, dest, [word for word in words if not is_question(word)])
     if args.no_image and args.images:
         parser.error("--no-image cannot be combined with IMAGE")
-    if args.pick and args.num_answers == 1:
-        parser.error("--pick: expected with --num-answers")
     if args.think_tokens and not (args.think or parser.prog.endswith("chat")):
         parser.error("--think-tokens: expected with --think")
     if words.count(STDIN) > 1:
@@ -168,7 +163,7 @@ def generation_options(args: argparse.Namespace, confidence: bool) -> Generation
         return GenerationOptions(
             num_return_sequences=args.num_answers,
             constraint=Think(args.think_tokens or THINK_TOKENS) if args.think else None,
-            confidence=bool(confidence or args.stats or args.pick),
+            confidence=bool(confidence or args.stats),
             logprobs=args.logprobs,
             max_new_tokens=args.max_new_tokens or 1,  # a page has a limit of its own
             lookup=args.lookup,

@@ -1,4 +1,4 @@
-"""What generate.py prints beside plain answers: figures, votes, what is shown of an image; and grey text on a
+"""What generate.py prints beside plain answers: figures, what is shown of an image; and grey text on a
 terminal, which a draft and thinking are. None of it controls the terminal, whatever a model says.
 """
 
@@ -15,10 +15,9 @@ from typing import Any
 
 from inference.flags import log, say
 from inference.results import to_json
-from inference.votes import pick
-from messages import counted, for_terminal, printable
+from messages import counted, for_terminal
 
-MOST_SHOWN = 5  # failures of a batch, or different answers, on stderr
+MOST_SHOWN = 5  # failures of a batch on stderr
 MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
 GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
 
@@ -74,14 +73,6 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
 
 
-def votes_line(picked: dict[str, Any]) -> str:
-    """How many answers say what, and how sure the model was of these."""
-    votes, most = picked["votes"], MOST_SHOWN
-    said = [f"{one['count']} x {printable(one['answer'], 60)} ({one['confidence']:.1%})" for one in votes]
-    more = f", and {len(votes) - most} others" if len(votes) > most else ""
-    return f"{sum(one['count'] for one in votes)} answers, by {picked['by']}: {', '.join(said[:most])}{more}"
-
-
 def print_result(
     result: dict[str, Any],
     about: dict[str, Any],
@@ -95,23 +86,16 @@ def print_result(
     if locator is not None:
         result |= locator.locate(checkpoint, result)
     result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
-    numbers = [*range(args.num_answers)]
-    if args.pick:
-        picked = result["picked"] = pick(result["answers"], result["confidences"], args.pick)
-        numbers = [picked["number"]]
-        if not args.json:
-            log(f"generate.py: {votes_line(picked)}")
     if draft := result.get("draft"):
         draft["text"] = pixels().whole(draft["text"])
     if args.json:
         print(to_json(about | result), flush=True)
     elif locator is not None:
         say([locator.text(result["answers"][0])])
-    for number in numbers if args.num_answers > 1 and not args.json else ():
+    for number in range(args.num_answers) if args.num_answers > 1 and not args.json else ():
         if thought := "".join(result.get("thinking", ())[number : number + 1]):
             log(f"generate.py: thinking {number + 1}: {thought}")
-        answer = result["answers"][number]
-        say([answer if args.pick else f"{number + 1}. {answer}"])
+        say([f"{number + 1}. {result['answers'][number]}"])
 
 
 def width(character: str) -> int:

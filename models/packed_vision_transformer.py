@@ -33,7 +33,7 @@ class PackedVisionConfig(Checked):
     choices: ClassVar = {
         "norm": ("layer", "rms"),
         "merger_norm": ("patch", "block", "none"),
-        "table_fit": ("corners", "edges", "picture"),
+        "table_fit": ("corners", "edges", "picture", "nearest"),
     }
 
     hidden_size: int = 1024
@@ -50,13 +50,17 @@ class PackedVisionConfig(Checked):
     patch_bias: bool = True
     channels_last: bool = False  # a patch is flattened pixel by pixel, not colour by colour (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
-    # How it is stretched to a grid: corner on corner, edge on edge, or so and smoothed as a picture is.
+    # How it is stretched to a grid: corner on corner, edge on edge, or so and smoothed as a picture is; or
+    # a patch has the place of the table that it lies in.
     table_fit: str = "corners"
     rope_theta: float = 10_000.0
     rotary: bool = True  # queries and keys are rotated by row and column
     last_norm: bool = False
     window: int = 0  # patches along a side of an attention window; 0: layers attend to the whole image
     whole_layers: tuple[int, ...] = ()  # layers without windows
+    insert_layer: int | None = None  # after which a window merger makes one patch of four (MiniCPM-V)
+    inserts: bool = True  # else the window merger is there, and left out
+    kind: str = ""  # model_type, where several have this tower; kept for saving
     taps: tuple[int, ...] = ()  # layers whose output goes to the first layers of the text part as well
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
     # The projector:
@@ -75,11 +79,18 @@ class PackedVisionConfig(Checked):
             layers = getattr(self, name)
             fits = list(layers) == sorted({*layers} & {*range(self.num_hidden_layers)})
             require(self, fits, name, f"some of {self.num_hidden_layers} layers, in ascending order")
+        fits = self.insert_layer in (None, *range(self.num_hidden_layers)) or not self.inserts
+        require(self, fits, "insert_layer", f"one of {self.num_hidden_layers} layers, from 0 on")
 
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""
         side = self.patch_size * self.merge_size
         return f"in patches of {self.patch_size} px, a token for each {side} x {side} px"
+
+    @property
+    def merger_times(self) -> int:
+        """How often one is made of four patches, apart from the window merger."""
+        return self.merge_size.bit_length() - 1 - self.inserts
 
     @property
     def least_side(self) -> int:
@@ -138,6 +149,23 @@ class PackedBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class WindowMerger(nn.Module):
+    """Squares of four patches (P, D), which attend to one another, to one each (P / 4, D)."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        width, inner = config.hidden_size, 4 * config.intermediate_size
+        self.self_attn = PackedAttention(config)
+        self.norm1, self.pre_norm = norm_of(config), nn.LayerNorm(4 * width, eps=config.norm_eps)
+        self.linear_1, self.linear_2 = nn.Linear(4 * width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), None, [4] * (len(x) // 4))
+        squares = x.unflatten(0, (-1, 4))
+        inner = F.gelu(self.linear_1(self.pre_norm(squares.flatten(1))), approximate="tanh")
+        return squares.mean(1) + self.linear_2(inner)
+
+
 class PatchEmbedding(nn.Module):
     """Pictures in pairs, as the frames of a video come: a still is a pair of itself."""
 
@@ -181,6 +209,7 @@ class PackedVisionTransformer(nn.Module):
         side = config.table_side
         self.position_embedding = nn.Embedding(side**2, config.hidden_size) if side else None
         self.layers = nn.ModuleList(PackedBlock(config) for _ in range(config.num_hidden_layers))
+        self.window_merger = None if config.insert_layer is None else WindowMerger(config)
         self.norm = norm_of(config) if config.last_norm else None
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
@@ -188,7 +217,8 @@ class PackedVisionTransformer(nn.Module):
         of a video that go together, (C, F, H, W).
 
         Returns (P, 1 + taps, D): of each patch the last layer's output, and before it those of the layers in
-        `config.taps`. The patches of an image stand block by block, block_order says how.
+        `config.taps`. The patches of an image stand block by block, block_order says how, or in nested
+        squares. Where a window merger runs, they are P / 4.
         """
         if len({image.dim() for image in images}) > 1:
             return torch.cat([self([image]) for image in images])
@@ -198,10 +228,12 @@ class PackedVisionTransformer(nn.Module):
         x = self.patch_embedding(given.patches).to(weight.dtype)
         if given.places is not None:
             x = x + given.places.to(weight.dtype)
-        kept = []
+        kept, whole = [], given.whole
         for index, layer in enumerate(self.layers):
             windowed = self.config.window and index not in self.config.whole_layers
-            x = layer(x, given.rope, given.windows if windowed else given.whole)
+            x = layer(x, given.rope, given.windows if windowed else whole)
+            if self.window_merger and self.config.inserts and index == self.config.insert_layer:
+                x, whole = self.window_merger(x), [length // 4 for length in whole]
             if index in self.config.taps:
                 kept.append(x)
         if self.norm is not None:
@@ -220,6 +252,9 @@ class PackedVisionTransformer(nn.Module):
             places = torch.cat([interpolated(self.position_embedding.weight, grid, config) for grid in grids])
         rope = axial_rope(grids, config, device) if config.rotary else None
         whole = [rows * columns for rows, columns in grids]
+        if places is not None and self.window_merger:
+            order = nested_order(len(patches), config.merge_size).to(device)
+            patches, places = patches[order], places[order]
         if not config.window:
             return Arranged(patches, places, rope, whole, whole, None)
         order, windows = windows_of(grids, config)
@@ -248,10 +283,23 @@ def block_order(grid: Grid, merge: int) -> Tensor:
     return torch.stack((index // columns, index % columns), dim=1)
 
 
+def nested_order(patches: int, merge: int) -> Tensor:
+    """(P,): indices of patches that stand block by block, each of merge² read row by row, in the order of
+    squares of 2 × 2 within squares of 4 × 4, and so on."""
+    half = merge.bit_length() - 1  # as often are a block's rows halved, and then its columns
+    axes = (axis for row in range(1, half + 1) for axis in (row, row + half))
+    return torch.arange(patches).view(-1, *[2] * (2 * half)).permute(0, *axes).flatten()
+
+
 def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tensor:
     """A square table of learned positions (side², D) stretched to a grid: (P, D)."""
     side = config.table_side
     order = block_order(grid, config.merge_size).to(table.device)
+    if config.table_fit == "nearest":  # as transformers computes it, in float32
+        edges = torch.arange(1 / side, 1.0, 1 / side)
+        shares = (torch.arange(count) / count for count in grid)
+        rows, columns = (torch.bucketize(share, edges, right=True).to(table.device) for share in shares)
+        return table[rows[order[:, 0]] * side + columns[order[:, 1]]]
     if config.table_fit == "picture":
         picture = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
         stretched = F.interpolate(picture, grid, mode="bilinear", align_corners=False, antialias=True)

@@ -53,10 +53,6 @@ class ListStream(Stream):
         row, file = divmod(number, len(self.files))
         return f"list {file}, row {row}"
 
-    @property
-    def identity(self) -> list:
-        return [len(rows) for rows in self.files]
-
 
 def source(data, name: str = "toy", preferences: bool = False, **config) -> Source:
     return open_source(data, DatasetConfig(name, **config), preferences=preferences)

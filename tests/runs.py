@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,13 @@ def prepared(folder: Path, rows: int = 60) -> Path:
 
 
 def settings_in(folder: Path, output: str, streaming: bool = False, **more) -> dict:
-    """Of a run on what `prepared` made."""
-    data = named(folder / "rows.jsonl", streaming=streaming)
+    """Of a run on what `prepared` made; a stream is of the same rows in Parquet."""
+    rows = folder / ("rows.parquet" if streaming else "rows.jsonl")
+    if not rows.exists():
+        lines = map(json.loads, rows.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines())
+        datasets = import_module("datasets")  # takes seconds
+        datasets.Dataset.from_list([*lines]).to_parquet(rows, batch_size=7)
+    data = named(rows, streaming=streaming)
     made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
     if more.get("packing", True):
         made["packing_buffer"] = 4

@@ -42,6 +42,8 @@ RUN_ELSEWHERE = {
     "--contexts 1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,llama.cpp --batch 1,8,16 "
     '--contexts "" --tokens 24 --rounds 5': "tests/test_benchmarks.py",
+    ".venv/bin/python -m eval prove checkpoints/ocelli-shapes --url http://127.0.0.1:8000/v1 --name "
+    "ocelli-shapes": "tests/test_prove.py",
     ".venv/bin/python -m eval prove --check prove.json": "tests/test_prove.py",
     ".venv/bin/python -m eval prove checkpoints/ocelli-shapes --quick": "tests/test_prove.py",
     ".venv/bin/python -m benchmarks.latency first-token --rounds 5": "tests/test_benchmarks.py",

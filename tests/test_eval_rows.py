@@ -58,11 +58,6 @@ def test_rows_become_samples(tmp_path):
     assert "2 questions about 1 different image" in str(task)
 
 
-def test_ratings_that_no_row_has_are_refused(tmp_path):
-    with pytest.raises(DatasetError):
-        task_of(tmp_path, [ROW | {"mark": 1}], min_ratings={"mark": 2})
-
-
 def test_what_is_in_json_or_constant_does_not_hide_what_a_row_has(tmp_path):
     """A column that happens to be called json; and a name of ours for rows of conversations."""
     turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "3"}]
@@ -76,14 +71,13 @@ def test_rows_are_read_as_training_reads_them(tmp_path, monkeypatch):
     as `--data` here takes it and as `--eval-data` with `--eval-metric` does."""
     (tmp_path / "images").mkdir()
     blank_image(tmp_path / "images")
-    rows = [{"meta": {"class": at, "about": "grey.png", "mark": at}} for at in range(3)]
+    rows = [{"meta": {"class": at, "about": "grey.png"}} for at in (1, 2)]
     entry = {
         "path": str(save_rows(tmp_path / "rows.jsonl", rows)),
         "image_folder": str(tmp_path / "images"),
         "columns": {"answer": "meta.class", "image": "meta.about"},
         "constants": {"question": "What is it?", "system": "Be brief."},
         "names": ["cat", "dog", "owl"],
-        "min_ratings": {"meta.mark": 1},
     }
     tasks: list = []
     monkeypatch.setattr("eval.command._run_own", lambda task, *_: tasks.append(task))
@@ -262,11 +256,10 @@ def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named)
 
 
 # ------------------------------------------------------------------------ the same rules where one trains
-@pytest.mark.parametrize("streaming", [False, True])
-def test_images_in_a_column_of_another_name_are_missed(tmp_path, streaming):
+def test_images_in_a_column_of_another_name_are_missed(tmp_path):
     """Otherwise a model would be trained on text alone."""
     rows = [{"question": "What?", "answer": "grey", "picture": blank_image(tmp_path)}] * 3
-    entry = {"path": str(save_rows(tmp_path / "rows.jsonl", rows)), "streaming": streaming}
+    entry = {"path": str(save_rows(tmp_path / "rows.jsonl", rows))}
     with pytest.raises(DatasetError, match="picture"):
         open_datasets([entry])
     open_datasets([entry | {"columns": {"image": "picture"}}])

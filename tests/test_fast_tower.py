@@ -22,7 +22,7 @@ from models.checkpoints.save import stored_tensors
 from models.gemma4_vision import Gemma4VisionConfig, Gemma4VisionTransformer
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
-from tests import gemma4_checkpoints, test_internvl, tiny
+from tests import gemma4_checkpoints, minicpm_checkpoints, test_internvl, tiny
 from tests.qwen_checkpoints import KINDS, save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -86,6 +86,14 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
     if kind == "lfm2_vl":
         family = {"table_side": draw.randint(2, 9), "table_fit": "picture", "rotary": False}
         family |= {"channels_last": True, "last_norm": True}
+    if kind == "minicpm":
+        family = {
+            "table_side": draw.randint(2, 9),
+            "table_fit": "nearest",
+            "rotary": False,
+            "last_norm": True,
+        }
+        family |= {"insert_layer": draw.randrange(sizes[2]), "inserts": seed != 4, "merge_size": 4}
     if kind == "paddleocr_vl":
         family = {"table_side": draw.randint(2, 9), "table_fit": "edges", "last_norm": True}
         family |= {"temporal_patch_size": 1}
@@ -188,7 +196,7 @@ def test_tiles_that_end_within_a_patch_are_cropped_as_transformers_does(tmp_path
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl", "gemma4"))
+@pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl", "gemma4", "minicpm"))
 def test_images_of_their_own_sizes(kind, precision):
     for seed in range(7):
         tower = packed_tower(kind, seed)
@@ -210,10 +218,12 @@ def test_images_of_their_own_sizes(kind, precision):
 @pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
-@pytest.mark.parametrize("kind", (*KINDS, "gemma4"))
+@pytest.mark.parametrize("kind", (*KINDS, "gemma4", "minicpm"))
 def test_a_model_in_c_is_saved_as_it_was_loaded(kind, precision, tmp_path):
     if kind == "gemma4":
         theirs = gemma4_checkpoints.save_hf(tmp_path, seed=0).model  # with clips
+    elif kind == "minicpm":
+        minicpm_checkpoints.save_hf(tmp_path, seed=1)
     else:
         save_hf(kind, tmp_path)
     model = VisionLanguageModel.from_pretrained(tmp_path, dtype=precision)
@@ -255,7 +265,7 @@ def test_other_machines(machine, monkeypatch):
     build.load_library.cache_clear()
     try:
         towers = [make_tower(shape) for shape in ("heads of 72", "odd widths")]
-        for tower in (*towers, *(packed_tower(kind, 3) for kind in (*KINDS, "gemma4"))):
+        for tower in (*towers, *(packed_tower(kind, 3) for kind in (*KINDS, "gemma4", "minicpm"))):
             pixels = tiles(tower) if tower in towers else images(tower)
             expected = tower(pixels)
             size = 1 if tower in towers else 2 * expected.std()
@@ -268,7 +278,7 @@ def test_other_machines(machine, monkeypatch):
         build.load_library.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ("tiles", *KINDS, "gemma4"))
+@pytest.mark.parametrize("kind", ("tiles", *KINDS, "gemma4", "minicpm"))
 def test_no_second_copy_of_the_weights(kind):
     tower = make_tower("heads of 64") if kind == "tiles" else packed_tower(kind, 3)
     native = in_c(tower, "float32")

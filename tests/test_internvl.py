@@ -1,5 +1,5 @@
-"""InternVL3 and 3.5: of a checkpoint in either layout Ocelli computes what transformers does, and what it
-saves transformers opens."""
+"""InternVL3 and 3.5, Qianfan-OCR: of a checkpoint in any layout Ocelli computes what transformers does, and
+what it saves transformers opens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import InternVLConfig, InternVLForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    QianfanOCRConfig,
+    QianfanOCRForConditionalGeneration,
+)
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
 from data.errors import ProcessorError
 from data.processor import Processor
@@ -37,6 +44,7 @@ SIDE, PATCH, VOCAB = 28, 7, 352  # pixels of a tile and a patch; 2 x 2 positions
 TEXTS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qianfan": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False},
 }
 LLAMA = {"model_type": "llama", "tie_word_embeddings": False}
 # The layers of InternVL3.5 1B, 2B and 4B: width, inner width, layers, heads; 8 key heads of 128 everywhere.
@@ -51,41 +59,49 @@ TEMPLATE = (
 PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
-def tokenizer():
+def tokenizer(kind: str = ""):
+    roles = {
+        role: token for role, token in internvl.ROLES.items() if "video" not in role or kind != "qianfan"
+    }
     made = build_tokenizer(WORDS, vocab_size=300)
-    made.add_special_tokens({"additional_special_tokens": [*internvl.ROLES.values()]})
-    made._set_model_specific_special_tokens(special_tokens=internvl.ROLES)
+    made.add_special_tokens({"additional_special_tokens": [*roles.values()]})
+    made._set_model_specific_special_tokens(special_tokens=roles)
     return made
 
 
-def hf_config(kind: str, **vision) -> InternVLConfig:
+def hf_config(kind: str, **vision) -> InternVLConfig | QianfanOCRConfig:
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
     own = TEXTS.get(kind, LLAMA)
     text = {"hidden_size": 48, "intermediate_size": 80, "vocab_size": VOCAB, "eos_token_id": None}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
     seen = {"hidden_size": 32, "intermediate_size": 56, "attention_bias": True}
     seen |= {"image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
-    return InternVLConfig(
+    return (QianfanOCRConfig if kind == "qianfan" else InternVLConfig)(
         text_config=layers | text | own,
         vision_config=layers | seen | vision,
-        image_token_id=tokenizer().convert_tokens_to_ids(internvl.IMAGE),
+        image_token_id=tokenizer(kind).convert_tokens_to_ids(internvl.IMAGE),
         tie_word_embeddings=own["tie_word_embeddings"],
     )
 
 
-def write_processor(folder: Path) -> None:
-    tokenizer().save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+def template(kind: str) -> str:
+    return TEMPLATE.replace("<IMG_CONTEXT>", "<image>") if kind == "qianfan" else TEMPLATE
+
+
+def write_processor(folder: Path, kind: str = "") -> None:
+    tokenizer(kind).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(template(kind))
     sizes = {"size": {"height": SIDE, "width": SIDE}}
     GotOcr2ImageProcessorPil(**PIXELS, **sizes).save_pretrained(folder)
     (folder / "processor_config.json").write_text('{"image_seq_length": 4}')
 
 
-def save_hf(kind: str, folder: Path, **vision) -> InternVLForConditionalGeneration:
-    model = InternVLForConditionalGeneration(hf_config(kind, **vision)).eval()
+def save_hf(kind: str, folder: Path, **vision):
+    theirs = QianfanOCRForConditionalGeneration if kind == "qianfan" else InternVLForConditionalGeneration
+    model = theirs(hf_config(kind, **vision)).eval()
     randomize(model, seed=0)
     model.save_pretrained(folder)
-    write_processor(folder)
+    write_processor(folder, kind)
     return model
 
 
@@ -102,10 +118,13 @@ def both(request, tmp_path_factory):
 def reference(monkeypatch):
     """transformers' processor of a folder; it would want torchvision, for videos."""
     monkeypatch.setattr(InternVLProcessor, "check_argument_for_proper_class", lambda *given: None)
+    monkeypatch.setattr(QianfanOCRProcessor, "check_argument_for_proper_class", lambda *given: None)
 
-    def opened(folder: Path) -> InternVLProcessor:
+    def opened(folder: Path) -> InternVLProcessor | QianfanOCRProcessor:
+        kind = folder.name if folder.name == "qianfan" else ""
+        made = QianfanOCRProcessor if kind else InternVLProcessor
         images = GotOcr2ImageProcessorPil.from_pretrained(folder)
-        return InternVLProcessor(images, tokenizer(), image_seq_length=4, chat_template=TEMPLATE)
+        return made(images, tokenizer(kind), image_seq_length=4, chat_template=template(kind))
 
     return opened
 
@@ -164,19 +183,24 @@ def test_pixels_are_theirs(side, count, most):
 
 @torch.no_grad()
 def test_transformers_opens_what_is_saved(both, tmp_path):
-    _, folder, ours, processor = both
+    first, folder, ours, processor = both
     saved = ours.save_pretrained(tmp_path / "saved", processor)
-    theirs, loading = InternVLForConditionalGeneration.from_pretrained(saved, output_loading_info=True)
+    theirs, loading = type(first).from_pretrained(saved, output_loading_info=True)
     assert not any(loading.values())
     inputs = processor.prepare(CONVERSATIONS["two images"])
-    original = InternVLForConditionalGeneration.from_pretrained(folder)(**inputs).logits
+    original = type(first).from_pretrained(folder)(**inputs).logits
     assert torch.equal(theirs(**inputs).logits, original)
-    again = Processor.from_pretrained(saved, ours.config).prepare(CONVERSATIONS["two images"])
+    again_processor = Processor.from_pretrained(saved, ours.config)
+    again = again_processor.prepare(CONVERSATIONS["two images"])
     assert all(torch.equal(again[name], inputs[name]) for name in inputs)
     images = GotOcr2ImageProcessorPil.from_pretrained(saved)
     assert (images.size.height, images.max_patches) == (SIDE, 12)
     config = json.loads((saved / "tokenizer_config.json").read_text())
-    assert config["extra_special_tokens"].items() >= internvl.ROLES.items()
+    of_qianfan = folder.name == "qianfan"
+    assert (config["extra_special_tokens"].items() >= internvl.ROLES.items()) is not of_qianfan
+    assert ("<image>" in (saved / "chat_template.jinja").read_text()) is of_qianfan
+    assert ("Qianfan" in (saved / "config.json").read_text()) is of_qianfan
+    assert (again_processor.reading.prompt("page") == "Parse this document to Markdown.") is of_qianfan
     described = json.loads((saved / "preprocessor_config.json").read_text())
     assert described["image_processor_type"] == "GotOcr2ImageProcessor"
 
@@ -189,25 +213,31 @@ def test_names_of_modules_and_of_files(both, tmp_path):
     if not ours.config.tie_word_embeddings:
         tensors["lm_head.weight"] = theirs.lm_head.weight
     assert not tensors.keys() & load_file(folder / "model.safetensors").keys()
-    save_file(tensors, tmp_path / "modules/model.safetensors")
-    opened = VisionLanguageModel.from_pretrained(tmp_path / "modules").state_dict()
-    assert all(torch.equal(tensor, opened[name]) for name, tensor in ours.state_dict().items())
+    published = load_file(folder / "model.safetensors")
+    for stored in (
+        tensors,
+        {name.replace(".model.encoder.", ".model."): published[name] for name in published},
+    ):
+        save_file(stored, tmp_path / "modules/model.safetensors")
+        opened = VisionLanguageModel.from_pretrained(tmp_path / "modules").state_dict()
+        assert all(torch.equal(tensor, opened[name]) for name, tensor in ours.state_dict().items())
 
 
 @pytest.mark.slow(but=1)
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["qwen2", "qianfan"])
 @pytest.mark.parametrize(
     "vision",
     [{"norm_type": "rms_norm", "attention_bias": False}, {"use_qk_norm": True}],
     ids=["as in InternViT-6B", "norms of queries and keys"],
 )
-def test_other_towers(vision, tmp_path):
-    theirs = save_hf("qwen2", tmp_path / "hf", **vision)
+def test_other_towers(vision, kind, tmp_path):
+    theirs = save_hf(kind, tmp_path / "hf", **vision)
     ours = VisionLanguageModel.from_pretrained(tmp_path / "hf")
     inputs = Processor.from_pretrained(tmp_path / "hf").prepare(CONVERSATIONS["two images"])
     assert (ours(**inputs).logits - theirs(**inputs).logits).abs().max() <= BAR
     saved = ours.save_pretrained(tmp_path / "saved")
-    again = InternVLForConditionalGeneration.from_pretrained(saved)
+    again = AutoModelForImageTextToText.from_pretrained(saved)
     assert torch.equal(again(**inputs).logits, theirs(**inputs).logits)
 
 

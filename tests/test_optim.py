@@ -9,7 +9,7 @@ import torch
 
 from training.config import TrainConfig, parse_arguments
 from training.distributed import clip
-from training.optim import build_optimizers, rates, schedule, set_rates, update_average
+from training.optim import build_optimizers, rates, schedule, set_rates
 
 ROWS = {"init_from": "x", "data": "y"}
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -60,39 +60,6 @@ def test_norms_and_biases_do_not_decay(model, muon):
         rate = config.matrix_lr if muon == "all" and ".layers." in name else config.lr
         left = 1 - 0.5 * rate if parameter.dim() == 2 else 1.0
         torch.testing.assert_close(parameter.detach(), left * before[name], msg=name)
-
-
-@pytest.mark.parametrize("muon", ["none", "all"])
-def test_a_step_that_is_skipped_on_the_device_changes_nothing(model, muon):
-    """Though its gradients are NaN; one that is not skipped is as if nobody had asked."""
-    config = TrainConfig(**ROWS, weight_decay=0.5, muon=muon, lr=1e-2)
-    optimizers = build_optimizers(model, config.rates, config)
-    parameters, average = dict(model.named_parameters()), {}
-
-    def step(value: float, skip: bool | None) -> list[torch.Tensor]:
-        for parameter in parameters.values():
-            parameter.grad = torch.full_like(parameter, value)
-        for optimizer in optimizers:
-            optimizer.found_inf = None if skip is None else torch.tensor(float(skip))
-            optimizer.step()
-        update_average(average, model, 0.9, 3, torch.tensor(bool(skip)))
-        state = [kept for one in optimizers for of in one.state.values() for kept in of.values()]
-        return [tensor.detach().clone() for tensor in (*parameters.values(), *average.values(), *state)]
-
-    average |= {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    first, begun = step(0.5, None), {name: p.detach().clone() for name, p in parameters.items()}
-    assert all(map(torch.equal, first, step(float("nan"), True)))
-    second = step(-0.25, None)
-    assert not torch.equal(first[0], second[0])
-    model.load_state_dict(begun)
-    for name, tensor in zip(average, first[len(parameters) :]):
-        average[name].copy_(tensor)
-    kept = iter(first[2 * len(parameters) :])
-    for one in optimizers:
-        for of in one.state.values():
-            for name in of:
-                of[name].copy_(next(kept))
-    assert all(map(torch.equal, second, step(-0.25, False)))
 
 
 def test_gradients_are_clipped():

@@ -11,7 +11,6 @@ import pytest
 
 from data.errors import DatasetError
 from data.order import MapReader, ShardReader, StreamReader, shuffled, size_of
-from data.row_files import LinesFile, LinesStream
 from data.sources import Mixture
 from tests.rows import ListStream, source
 
@@ -79,22 +78,6 @@ def test_how_often_a_stream_is_read_is_bounded(parts):
         pieces = files * parts
         assert sum(given) == 100 * files and stream.rows_read <= sum(given) * max(1, shards / pieces)
         assert max(given) - min(given) <= -(-100 * files // min(pieces, shards)), (files, shards)
-
-
-def test_lines_of_files_of_any_size_are_read(tmp_path):
-    """Each once in an epoch. In an epoch's time most are, also where shards take turns without end: bytes say
-    nearly how many rows there are."""
-    files = [range(1000 * at, 1000 * at + rows) for at, rows in enumerate([400, 16] * 3)]
-    paths = [tmp_path / f"{at}.jsonl" for at in range(6)]
-    for path, numbers in zip(paths, files, strict=True):
-        path.write_text("".join(f'{{"n": {n:05}}}\n'.replace(": 0", ": 1") for n in numbers))
-    stream = LinesStream([LinesFile(str(path), path.name) for path in paths])
-    readers = [StreamReader(stream, 5, shard, 16, 1, block=64) for shard in range(16)]
-    rows = {str(read.row) for reader in readers for read in drain(reader)}
-    assert len(rows) == 1_248
-    readers = [StreamReader(stream, 5, shard, 16, math.inf, block=64) for shard in range(16)]
-    read = {str(reader.next().row) for _ in range(1_248 // 16) for reader in readers}
-    assert read <= rows and len(read) >= 1_050
 
 
 def test_a_block_is_bounded_in_bytes():

@@ -121,6 +121,7 @@ def test_some_pages_now_and_others_later(run, tmp_path, complaint):
     assert [*pages("nine.pdf")] == [2, 4, 5]
     run("nine.pdf", "--pages", "5-6")
     assert [*pages("nine.pdf")] == [2, 4, 5, 6]
+    assert "another" in run("nine.pdf", "--pages", "7", "--task", "ocr", status=2)
     assert "9 pages" in run("nine.pdf", "--pages", "10-12", status=1)
     for wrong in ("0-3", "3-2", "1,,2", "x", "-1"):
         assert "--pages" in complaint("read", "nine.pdf", f"--pages={wrong}")

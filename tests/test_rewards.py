@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from data.box_rows import BoxRows, by_name
@@ -11,7 +9,6 @@ from data.boxes import COORDINATES, Box, Point
 from training.rewards import Rewards
 
 ROW = {"target": "Three.", "level": 2}
-SCHEMA = {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
 
 
 def longer(answers, row, *, base=0):
@@ -48,18 +45,6 @@ def test_answers_get_the_weighted_sum_of_their_rewards():
             {"It is 1,234": 1, "-1234.5": 0, "3 of 1.2345e3": 1, "none": 0, "1,23,4": 0},
         ),
         ("number", {}, {"target": "3 dogs"}, {"3": 1, "I see 2, no, 3.0": 1, "2-3": 1, "30": 0}),
-        (
-            "f1",
-            {},
-            {"target": "red, green and blue"},
-            {"Blue, red; green.": 1, '["red", "blue"]': 0.8, "red\nred": 0.4, "": 0},
-        ),
-        (
-            "json",
-            {"schema": json.dumps(SCHEMA)},
-            {"target": ""},
-            {'{"x": 1}': 1, '```json\n{"x": 2}\n```': 1, '{"x": 1.5}': 0, "x": 0, "[" * 100_000: 0},
-        ),
         ("length", {"most": 4, "least": 2}, {"target": ""}, {"": 0, "a": 0.5, "abcd": 1, "abcdef": 0.5}),
         ("length", {"most": 2}, {"target": ""}, {"": 1, "abcd": 0, "a" * 9: 0}),
         ("relaxed_accuracy", {"tolerance": 0.1}, {"target": "20"}, {"21": 1, "23": 0}),
@@ -136,9 +121,6 @@ def test_a_file_may_hold_dataclasses_and_import_the_one_beside_it(tmp_path):
         {"number": {"tolerance": -1}},
         {"relaxed_accuracy": {"tolerance": 2}},
         {f"{__name__}:longer": {"height": 2}},
-        {"json": 1.0},
-        {"json": {"schema": "no-such-file.json"}},
-        {"json": {"schema": {"type": "nothing"}}},
     ],
 )
 def test_a_reward_that_there_is_not_is_refused(weights):

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounter
 
 import train
-from data.errors import DatasetError
 from models.vision_language_model import VisionLanguageModel
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.graph_cases import tape_graphs
@@ -171,7 +170,7 @@ def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind
     parts = [task.module(**task.inputs(batch, 0))[1] for batch in next(task.batches())]
     assert sum(part["tokens"] for part in parts) > 4 * 4 * 8
     for part in parts:
-        assert max(part["most"] - 1, 1 - part["least"]) <= (1e-3 if step == "c" else 2e-5)
+        assert part["most"] <= (1e-3 if step == "c" else 2e-5)
 
 
 def test_the_divergence_is_finite_with_filters(opened):
@@ -203,9 +202,8 @@ def test_blocks_compiled_for_training_are_not_compiled_for_sampling(opened):
 def test_a_token_at_a_filters_edge_does_not_stop_a_run(opened, filters):
     """But disagreement over many does, and without a filter over one."""
     task, one = task_of(opened("idefics3"), **filters), torch.tensor(1.0)
-    seen = {"tokens": one * 1000, "most": one * 1.1, "least": one, "clipped": one * 0, "off": one * 0.1}
+    seen = {"tokens": one * 1000, "most": one * 0.1, "clipped": one * 0, "off": one * 0.1}
     for off, stops in ((0.1, not filters), (50.0, True)):
-        task.noted = task.config.updates
         with pytest.raises(ValueError) if stops else nullcontext():
             task.note([seen | {"off": one * off}])
 
@@ -217,16 +215,6 @@ def test_a_list_of_answers_is_accepted(opened, tmp_path):
     next(task.batches())
     (group,) = task.groups
     assert group.sample.row["target"] == "red" and group.sample.row["accept"] == ["crimson", "4"]
-
-
-@pytest.mark.parametrize("changed", [{"batch_size": 2}, {"group_size": 2}, {"updates": 2}])
-def test_a_batch_of_answers_is_not_resumed_with_others_settings(opened, changed):
-    folder, usual = opened("idefics3"), {"updates": 3}
-    task = task_of(folder, **usual)
-    next(task.batches())
-    state = task.state_dict()
-    with pytest.raises(DatasetError, match=next(iter(changed))):
-        task_of(folder, **usual | changed).load_state_dict([state], 1)
 
 
 def test_answers_depend_on_seed_batch_and_weights_alone(opened):
@@ -253,9 +241,9 @@ def settings(folder, output: str, **more) -> dict:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(folder):
-    """In the midst of a batch of answers, which are in the state, with what the next line of metrics.jsonl is
-    to say of them (`python -m tests.soak.kills --parts rewards` does it at any moment)."""
-    whole, again, more = folder / "whole", folder / "again", {"updates": 2, "save_every": 3, "log_every": 2}
+    """Between two lines of metrics.jsonl (`python -m tests.soak.kills --parts rewards` does it at any
+    moment)."""
+    whole, again, more = folder / "whole", folder / "again", {"save_every": 3, "log_every": 2}
     train.main(flags(**settings(folder, whole.name, keep=2, **more)))
     shutil.copytree(whole, again)
     shutil.rmtree(again / "state" / "step-00000006")
@@ -353,7 +341,7 @@ def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_n
 def test_what_is_kept_to_look_at(folder):
     train.main(flags(**settings(folder, "seen", steps=1)))
     (row,) = metrics(folder / "seen")
-    told = {"reward", "unvaried", "answer_tokens", "cut_off", "entropy", "clipped", "ratio_max", "off_policy"}
+    told = {"reward", "unvaried", "answer_tokens", "cut_off", "entropy", "clipped", "off_policy"}
     assert told <= row.keys() and math.isfinite(row["policy_loss"])
     lines = (folder / "seen" / "rollouts" / "step-00000001" / "answers.jsonl").read_text().splitlines()
     best, worst = (json.loads(line) for line in lines[:2])

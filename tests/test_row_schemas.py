@@ -162,23 +162,6 @@ def test_bad_rows_have_a_reason(schema, row, reason):
     assert bad.value.reason == reason and "\n" not in str(bad.value)
 
 
-def test_ratings_leave_out_turns_and_rows():
-    schema = RowSchema(("texts",), min_ratings={"relevance_ratings": 3, "formatting_ratings": 2})
-    row = {
-        "images": [PNG],
-        "texts": [{"user": f"q{i}", "assistant": f"a{i}"} for i in range(4)],
-        "relevance_ratings": [2, 3, None, 5],
-        "formatting_ratings": [5, 5, 2, 1],
-    }
-    kept = schema.conversation(row)
-    assert [m["content"][-1]["text"] for m in kept] == ["q1", "a1", "q2", "a2"]
-    assert kept[0]["content"][0]["type"] == "image"
-    assert schema.conversation(row | {"relevance_ratings": [1, 1, 2, 2]}) is None
-    by_row = RowSchema(("question", "answer"), min_ratings={"score": 0.5})
-    assert by_row.conversation({"question": "a", "answer": "b", "score": 0.4}) is None
-    assert by_row.conversation({"question": "a", "answer": "b", "score": 0.5})
-
-
 # ------------------------------------------------------------------------------------------------ samples
 def conversation(question: str, answer: str, *more: str, images: int = 1) -> list[dict]:
     """Turns, with images in front of the first."""

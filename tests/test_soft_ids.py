@@ -8,11 +8,18 @@ from torch import nn
 
 from data.processor import Processor
 from models import VisionLanguageModel
-from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
+from tests import (
+    gemma4_checkpoints,
+    lfm2_checkpoints,
+    minicpm_checkpoints,
+    qwen_checkpoints,
+    test_internvl,
+    tiny,
+)
 from tests.invariants import answers, new_cache
 from tests.processors import draw_image
 
-KINDS = ("idefics3", "internvl", *qwen_checkpoints.KINDS, "lfm2_vl", "gemma4")
+KINDS = ("idefics3", "internvl", *qwen_checkpoints.KINDS, "lfm2_vl", "minicpmv4_6", "gemma4")
 TOKENS = 12
 
 
@@ -26,6 +33,8 @@ def save_hf(kind, folder, monkeypatch) -> nn.Module:
         model = qwen_checkpoints.save_hf(kind, folder, seed=2)
     elif kind == "lfm2_vl":
         model = lfm2_checkpoints.save_hf(folder)
+    elif kind == "minicpmv4_6":
+        model = minicpm_checkpoints.save_hf(folder)
     else:  # its own ids are beyond the vocabulary of a small one
         of_seed = gemma4_checkpoints.hf_config
 

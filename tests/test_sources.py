@@ -23,7 +23,6 @@ from pyarrow import parquet
 
 from data.errors import DatasetError
 from data.images import load_image
-from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
 from data.row_files import Stream
 from data.sources import (
@@ -35,7 +34,6 @@ from data.sources import (
 )
 from eval.metrics import find_metric
 from eval.rows import Asking, data_task
-from tests.processors import embedded
 from tests.rows import loader, png
 
 COUNT = 6
@@ -119,7 +117,6 @@ WEBDATASET = {"columns": {"question": "q.txt", "answer": "a.txt"}}
         ("two", range(COUNT), {}),
         ("one", range(COUNT), {"split": "test"}),  # one without splits is whatever split is asked for
         ("one", range(2, 5), {"split": "train[2:5]"}),
-        ("one", range(COUNT), {"streaming": True}),
         ("parquet", range(COUNT), {}),  # as a repository lies on the disk
         ("parquet/all.parquet", range(COUNT), {"streaming": True}),
         ("parquet/*.parquet", range(4), {"split": "train[:4]"}),
@@ -128,7 +125,6 @@ WEBDATASET = {"columns": {"question": "q.txt", "answer": "a.txt"}}
         ("rows.tar", range(COUNT), WEBDATASET | {"streaming": True}),
         ("rows.tar", range(2, 5), WEBDATASET | {"split": "train[2:5]"}),
         ("rows.jsonl", range(COUNT), {}),
-        ("rows.jsonl", range(COUNT), {"streaming": True}),
         ("rows.jsonl", range(3, 6), {"split": "train[50%:]"}),
         ("list.json", range(4), {"split": "train[:4]"}),
         ("images", range(COUNT), {}),
@@ -153,11 +149,7 @@ def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entr
         seen.append(i)
         numbers.append(read.number)
     assert sorted(seen) == list(rows)
-    if path == "rows.jsonl" and isinstance(source.rows, Stream):
-        held = (layouts / path).read_bytes()
-        found = [json.loads(held[number:].splitlines()[0])["question"] for number in numbers]
-        assert found == [f"question {i}" for i in seen]
-    elif isinstance(source.rows, Stream):
+    if isinstance(source.rows, Stream):
         assert len(set(numbers)) == len(rows)
     else:
         assert numbers == [i - rows.start for i in seen]
@@ -324,42 +316,11 @@ def test_files_of_parquet_may_have_columns_that_others_lack(tmp_path, streaming)
     ]
 
 
-@pytest.mark.slow
-def test_a_bad_line_of_a_stream_can_be_found(tmp_path):
-    """A file has a million lines, of which one is to be mended."""
-    lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) for i in range(40)]
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:14], "nonsense", *lines[14:]]))
-    (tmp_path / "b.jsonl").write_text("\n".join(lines))
-    entry = {"path": str(tmp_path / "*.jsonl"), "streaming": True, "allow_text_only": True, "name": "mine"}
-    shards = [Shard(n, open_datasets([entry]), embedded(), LoaderConfig(epochs=1)) for n in range(16)]
-    (bad,) = [bad.row for shard in shards for item in shard for bad in item.dropped]
-    name, place = re.fullmatch(r"mine, (.*?), .*?(\d+)", bad).groups()
-    assert (tmp_path / name).read_bytes()[int(place) :].startswith(b"nonsense\n")
-
-
-def test_a_stream_whose_files_have_grown_is_not_resumed(tmp_path):
-    """Its parts are ranges of bytes, in which other rows lie now."""
-    lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) + "\n" for i in range(400)]
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    entry = {"path": str(tmp_path / "a.jsonl"), "streaming": True, "allow_text_only": True}
-    one = loader(open_datasets([entry]), micro_batch_size=4)
-    next(iter(one))
-    state = json.loads(json.dumps(one.state_dict()))
-    loader(open_datasets([entry])).load_state_dict(state)
-    (tmp_path / "a.jsonl").write_text("".join([*lines, lines[0]]))
-    with pytest.raises(DatasetError, match=r"a\.jsonl.*no-resume"):
-        loader(open_datasets([entry])).load_state_dict(state)
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_shards_read_their_own_parts_of_a_file(tmp_path, monkeypatch, kind):
-    """Ranges of bytes, also where a line is longer than one, and row groups: each row once."""
+def test_shards_read_their_own_parts_of_a_file(tmp_path, monkeypatch):
+    """Row groups: each row once."""
     rows = [{"question": f"{i}", "answer": "x" * (i % 7 * 100 if i != 50 else 70_000)} for i in range(400)]
-    if kind == "jsonl":
-        write_lines(tmp_path / "rows.jsonl", rows)
-    else:
-        datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"), batch_size=10)
-    entry = {"path": str(tmp_path / f"rows.{kind}"), "streaming": True, "allow_text_only": True}
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"), batch_size=10)
+    entry = {"path": str(tmp_path / "rows.parquet"), "streaming": True, "allow_text_only": True}
     mixture, read, seen = open_datasets([entry]), [], []
     stream = type(mixture.sources[0].rows)
     its = stream.read
@@ -367,7 +328,7 @@ def test_shards_read_their_own_parts_of_a_file(tmp_path, monkeypatch, kind):
     for shard in range(16):
         reader = ShardReader(mixture, shard, 16, seed=0, epochs=1)
         given = [int(row.row["question"]) for row in iter(reader.next, None)]
-        assert kind == "jsonl" or len(given) in (20, 30)
+        assert len(given) in (20, 30)
         seen += given
     assert sorted(seen) == [*range(400)]
     assert len(read) == 400
@@ -402,15 +363,13 @@ def test_rows_at_an_address_are_read_as_files_here(addresses, where, name, strea
         assert len(task.samples) == COUNT and task.samples[1].images()
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_json_lines_at_an_address_keep_types_and_name_lines_that_are_none(streaming):
-    """As here: an answer that looks like a date stays text, and one broken line costs one row. Several shards
-    read at a time."""
+def test_json_lines_at_an_address_keep_types_and_name_lines_that_are_none():
+    """As here: an answer that looks like a date stays text, and one broken line costs one row."""
     lines = [json.dumps({"question": "when?", "answer": f"2024-05-{day:02}"}) for day in range(1, 29)]
     memory = fsspec.filesystem("memory")
     memory.pipe("/lines/rows.jsonl", "\n".join([*lines[:14], "nonsense", *lines[14:]]).encode())
     memory.pipe("/lines/more.jsonl", lines[0].encode())
-    entry = {"path": "memory://lines/*.jsonl", "streaming": streaming, "allow_text_only": True}
+    entry = {"path": "memory://lines/*.jsonl", "streaming": True, "allow_text_only": True}
     mixture = open_datasets([entry])
     readers = [ShardReader(mixture, shard, 4, seed=0, epochs=1) for shard in range(4)]
     turns = itertools.chain(*itertools.zip_longest(*(iter(reader.next, None) for reader in readers)))
@@ -441,6 +400,7 @@ def test_an_address_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, pa
 
 
 GOOD = {"path": "{}/good.jsonl"}
+STREAM = {"path": "{}/good.parquet", "streaming": True}
 
 
 @pytest.mark.parametrize(
@@ -459,9 +419,8 @@ GOOD = {"path": "{}/good.jsonl"}
         ([GOOD | {"constants": {"text": "a"}}], "text"),
         ([GOOD | {"names": {"cat": "1"}}], "names"),
         ([GOOD | {"columns": {"question": "question.a"}}], r"question\.a"),
-        ([GOOD | {"min_ratings": {"score": 3}}], "score"),
         ([GOOD | {"split": "train[a:b]"}], "split"),
-        ([GOOD | {"split": "train[:1]", "streaming": True}], "split"),
+        ([STREAM | {"split": "train[:1]"}], "split"),
         ([GOOD | {"split": "train[:1]+train[1:]"}], "one slice"),
         ([GOOD | {"split": "test[:1]"}], r"'test'.* train"),
         ([GOOD | {"wieght": 3}], "wieght.* path"),
@@ -470,13 +429,14 @@ GOOD = {"path": "{}/good.jsonl"}
         ([{"subset": "x"}], "path"),
         ([GOOD], "allow_text_only"),
         ([GOOD | {"allow_text_only": True}] * 2, "twice"),
-        ([GOOD, GOOD | {"name": "b", "streaming": True}], "weight"),
+        ([GOOD, STREAM], "weight"),
         ([], "at least one"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_named_in_one_sentence(tmp_path, entries, field):
     write_lines(tmp_path / "rows.jsonl", [{"caption": "a", "picture": "b"}])
-    write_lines(tmp_path / "good.jsonl", [{"question": "a", "answer": "b"}])
+    write_lines(tmp_path / "good.jsonl", good := [{"question": "a", "answer": "b"}])
+    datasets.Dataset.from_list(good).to_parquet(tmp_path / "good.parquet")
     broken = {"nonsense.jsonl": "nonsense\n", "broken.json": "[nonsense", "broken.parquet": "PAR1 no more"}
     for name, text in (broken | {"empty.jsonl": "", "rows.xyz": ""}).items():
         (tmp_path / name).write_text(text)
@@ -494,8 +454,8 @@ def write(path, *names: str, **more) -> None:
     write_lines(path, [{"question": "which?", "answer": name} | more for name in names])
 
 
-def answers(path, split: str, streaming: bool = False) -> str:
-    rows, _ = open_rows(str(path), None, split, streaming)
+def answers(path, split: str) -> str:
+    rows, _ = open_rows(str(path), None, split, streaming=False)
     return "".join(row["answer"] for row in rows)
 
 
@@ -518,7 +478,6 @@ def test_which_files_are_which_split(tmp_path, files, expected):
     for name, rows in files.items():
         write(tmp_path / name, *rows)
     assert {split: answers(tmp_path, split) for split in expected} == expected
-    assert all(answers(tmp_path, s, streaming=True) == rows for s, rows in expected.items() if "[" not in s)
     with pytest.raises(DatasetError, match=r"'no'.* train"):
         answers(tmp_path, "no")
     for split in expected:
@@ -607,9 +566,9 @@ def test_rows_are_held_out_at_random_and_by_class(tmp_path, stored, split):
 
 
 def test_rows_that_cannot_be_held_out(tmp_path):
-    entry = flowers(tmp_path / "flowers", "lines")
-    for more in ({"streaming": True}, {"split": "train[:1]"}):
-        with pytest.raises(DatasetError, match=r"rows\.jsonl"):
+    for stored, more in (("parquet", {"streaming": True}), ("lines", {"split": "train[:1]"})):
+        entry = flowers(tmp_path / stored, stored)
+        with pytest.raises(DatasetError, match=re.escape(entry["path"])):
             open_datasets([entry | more], share=Share(0.2, True))
 
 

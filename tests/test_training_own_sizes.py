@@ -23,7 +23,7 @@ from families.internvl import InternVLImages
 from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
 from models import VisionLanguageModel
-from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
+from tests import gemma4_checkpoints, lfm2_checkpoints, minicpm_checkpoints, qwen_checkpoints
 from tests.processors import embedded
 from tests.processors import processor as processor_of
 from tests.rows import loader, png, rows
@@ -34,6 +34,7 @@ from training.rows import RowsLoss
 SIZES = ((90, 60), (40, 130), (64, 64), (150, 50), (33, 70))
 SAVE = {kind: partial(qwen_checkpoints.save_hf, kind) for kind in qwen_checkpoints.KINDS}
 SAVE |= {"lfm2_vl": lfm2_checkpoints.save_hf, "gemma4": gemma4_checkpoints.save_hf}
+SAVE["minicpmv4_6"] = minicpm_checkpoints.save_hf
 BAR = 1e-4  # of the largest number in each parameter's gradient
 
 
@@ -118,6 +119,8 @@ def of_transformers(ids: torch.Tensor, images: list[torch.Tensor], config) -> di
     """Its model's arguments besides ids."""
     if config.family == "lfm2_vl":
         return lfm2_checkpoints.transformers_inputs(images, config.vision.patch_size) if len(images) else {}
+    if config.family == "minicpmv4_6":
+        return minicpm_checkpoints.transformers_inputs(images) if len(images) else {}
     inputs = {"mm_token_type_ids": (ids == config.image_token_id).int()}
     if config.family == "gemma4":
         return inputs | gemma4_checkpoints.transformers_inputs(images, config.vision)

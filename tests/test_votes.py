@@ -1,8 +1,7 @@
-"""Several answers to one question: the same as one at a time, the one that is picked, and what they score."""
+"""Several answers to one question: the same as one at a time, the one that wins, and what they score."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from itertools import combinations
 
@@ -19,50 +18,16 @@ from generation.options import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
-from inference.votes import pick
-from messages import for_terminal
+from inference.votes import winner
 from tests.evaluations import results_of, run, samples_of, write_rows
 
-SAMPLED = ("--num-answers", 6, "--temperature", 1.5, "--seed", 1, "--max-new-tokens", 2)
 
-
-def test_a_vote_counts_answers_that_differ_in_form_alone_as_one():
-    said = ["Red.", "two words", "red", "Two  words", "blue", " RED"]
-    votes = pick(said, [0.5] * 6)["votes"]
-    assert [(one["count"], one["numbers"]) for one in votes] == [(3, [0, 2, 5]), (2, [1, 3]), (1, [4])]
-    voted = pick(said, [0.1, 0.2, 0.4, 0.3, 0.9, 0.2])
-    assert (voted["number"], voted["answer"]) == (2, "red")  # the surest of those that won
-    assert voted["votes"][0]["confidence"] == pytest.approx(0.7 / 3)
-    assert pick(said, [0.1, 0.2, 0.4, 0.3, 0.9, 0.2], "confidence")["answer"] == "blue"
-
-
-def test_of_equally_many_votes_the_higher_mean_confidence_wins():
+def test_the_surest_of_the_most_frequent_answers_wins_a_vote():
+    said = ["Red.", "two words", "red", "Two  words", "blue", " RED"]  # forms of three answers
+    assert winner(said, [0.1, 0.2, 0.4, 0.3, 0.9, 0.2]) == 2
     said = ["one", "two", "one", "two", "three"]
-    assert pick(said, [0.9, 0.7, 0.1, 0.6, 1.0])["answer"] == "two"
-    assert pick(said, [0.5] * 5)["number"] == 0  # the first of equals
-
-
-def test_the_command_prints_the_one_that_is_picked(cli, as_json, photo, complaint):
-    for by in ("vote", "confidence"):
-        (made,) = as_json(photo, "how many?", *SAMPLED, "--pick", by)
-        assert made["picked"] == pick(made["answers"], made["confidences"], by)
-        status, out, err = cli(photo, "how many?", *SAMPLED, "--pick", by)
-        assert status == 0 and out == for_terminal(made["picked"]["answer"]) + "\n"
-        assert "6 answers" in err
-    assert "--num-answers" in complaint(photo, "how many?", "--pick", "vote")
-
-
-def test_a_batch_picks_as_the_command_does(cli, as_json, photo, tmp_path):
-    ask = ("--dtype", "float32", *SAMPLED, "--pick", "vote")
-    (made,) = as_json(photo, "how many?", *ask)
-    questions, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
-    questions.write_text(json.dumps({"image": str(photo), "question": "how many?"}) + "\n")
-    assert cli("batch", questions, "--out", out, *ask)[0] == 0
-    line = json.loads(out.read_text())
-    assert line["picked"]["number"] == made["picked"]["number"]
-    assert line["picked"]["answer"] == line["answers"][made["picked"]["number"]]
-    # What was picked otherwise is another run.
-    assert cli("batch", questions, "--out", out, *ask[:-1], "confidence")[0] == 2
+    assert winner(said, [0.9, 0.7, 0.1, 0.6, 1.0]) == 1  # by the mean confidence of equally frequent ones
+    assert winner(said, [0.5] * 5) == 0  # the first of equals
 
 
 # ------------------------------------------------------------------------------------------ evaluations
@@ -106,7 +71,7 @@ def test_an_evaluation_of_several_answers_has_those_of_separate_calls_and_resume
             assert text == alone["answers"][0]
             assert record["confidences"][number] == pytest.approx(alone["confidences"][0], abs=1e-4)
             assert record["scores"][number] == task.metric.score(text, sample.targets, {})
-        assert record["answer"] == pick(record["answers"], record["confidences"])["answer"]
+        assert record["answer"] == record["answers"][winner(record["answers"], record["confidences"])]
         assert record["score"] == statistics.mean(record["scores"])
     assert len({text for one in records.values() for text in one["answers"]}) > len(records)  # they vary
 

@@ -220,7 +220,6 @@ class TrainConfig:
     )
     lr_floor: float = setting(0.0, "share of its peak at which every rate ends", 0, 1)
     grad_clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", 0, _MANY)
-    max_skipped: int = setting(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
     ema: float = setting(0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, lt=1)
 
     # preferences (DPO)
@@ -237,7 +236,6 @@ class TrainConfig:
     clip: float = of_rewards(0.2, "a token's probability ratio is clipped this far below 1, and above", 0, 1)
     clip_high: float = of_rewards(-1.0, "the same above 1 alone; -1: 0.28 for dapo, else as --clip", -1, 1e6)
     kl: float = of_rewards(0.0, "weight of the KL divergence from the first weights; 0: none", 0, 1e3)
-    updates: int = of_rewards(1, "optimizer steps on each batch of answers", 1, 1_000)
     temperature: float = of_rewards(1.0, "sampling temperature of the answers", 1e-3, 100)
     top_k: int = of_rewards(0, "answers: sample from the K likeliest tokens; 0: all", 0, _MANY)
     top_p: float = of_rewards(1.0, "answers: sample from the likeliest tokens of this mass", 1e-9, 1)

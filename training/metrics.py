@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from tqdm import tqdm
@@ -60,7 +59,7 @@ class Metrics:
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
         self.path, self.active = Path(config.output) / METRICS, active
-        self.tracker: _Wandb | _TensorBoard | None = open_tracker(config, first > 0) if active else None
+        self.tracker = open_tracker(config, first > 0) if active else None
         self.bar = tqdm(
             total=steps, initial=first, unit="step", smoothing=0.02, mininterval=2, disable=not active
         )
@@ -86,7 +85,7 @@ class Metrics:
         self._track(lambda tracker: tracker.log(numbers, row["step"]))
 
     def write_samples(self, step: int, answered: Sequence[Answered], into: str = SAMPLES) -> None:
-        """Answers with their images, to the tracker and into the run's folder, there whole or not at all:
+        """Answers with their images into the run's folder, whole or not at all:
 
         output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
                                      00.png
@@ -113,7 +112,6 @@ class Metrics:
             writing.rename(folder)
         except (OSError, ImageError) as error:
             self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
-        self._track(lambda tracker: tracker.log_samples(answered, step))
 
     def _track(self, act: Callable[[Any], None]) -> None:
         """Log. A tracker that fails is given up with one message, and the run goes on."""
@@ -193,30 +191,21 @@ def small(image: Any) -> Image.Image:
 
 
 # ---------------------------------------------------------------------------------------------- trackers
-class _Wandb:
+class Tracker(NamedTuple):
+    """Numbers of a step by name, and the end of the run, as a tracker takes them."""
+
+    log: Callable[[dict[str, float], int], None]
+    close: Callable[[], None]
+
+
+def _wandb(config: TrainConfig, resumed: bool) -> Tracker:
     """wandb, or trackio, which has its calls."""
-
-    def __init__(self, config: TrainConfig, resumed: bool):
-        self.module, run = importlib.import_module(config.tracker), Path(config.output).name
-        # A resumed run is the same run: trackio knows it by its name, wandb by an id of ours.
-        resume = "allow" if config.resume else "never"
-        more = {"resume": resume}
-        if config.tracker == "wandb":
-            more["id"] = _run_id(Path(config.output), resumed)
-        self.module.init(project=PROJECT, name=run, config=asdict(config), **more)
-        self.close = self.module.finish
-
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        self.module.log(numbers, step=step)
-
-    def log_samples(self, answered: Sequence[Answered], step: int) -> None:
-        shown = {
-            f"sample_{number}": self.module.Image(np.array(small(image)), caption=one.caption)
-            for number, one in enumerate(answered)
-            for image in one.question.images[:1]
-        }
-        if shown:
-            self.module.log(shown, step=step)
+    module, output = importlib.import_module(config.tracker), Path(config.output)
+    # A resumed run is the same run: trackio knows it by its name, wandb by an id of ours.
+    more = {"id": _run_id(output, resumed)} if config.tracker == "wandb" else {}
+    more["resume"] = "allow" if config.resume else "never"
+    module.init(project=PROJECT, name=output.name, config=asdict(config), **more)
+    return Tracker(lambda numbers, step: module.log(numbers, step=step), module.finish)
 
 
 def _run_id(output: Path, resumed: bool) -> str:
@@ -233,29 +222,23 @@ def _run_id(output: Path, resumed: bool) -> str:
     return known
 
 
-class _TensorBoard:
-    def __init__(self, config: TrainConfig):
-        tensorboard = importlib.import_module("torch.utils.tensorboard")
-        self.writer = tensorboard.SummaryWriter(str(Path(config.output) / "tensorboard"))
-        self.close = self.writer.close
+def _tensorboard(config: TrainConfig, resumed: bool) -> Tracker:
+    tensorboard = importlib.import_module("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(str(Path(config.output) / "tensorboard"))
 
-    def log(self, numbers: dict[str, float], step: int) -> None:
+    def log(numbers: dict[str, float], step: int) -> None:
         for key, value in numbers.items():
-            self.writer.add_scalar(key, value, step)
+            writer.add_scalar(key, value, step)
 
-    def log_samples(self, answered: Sequence[Answered], step: int) -> None:
-        for number, one in enumerate(answered):
-            for image in one.question.images[:1]:
-                self.writer.add_image(f"sample_{number}", np.array(small(image)), step, dataformats="HWC")
-            self.writer.add_text(f"sample_{number}", one.caption, step)
+    return Tracker(log, writer.close)
 
 
-def open_tracker(config: TrainConfig, resumed: bool = False) -> _Wandb | _TensorBoard | None:
+def open_tracker(config: TrainConfig, resumed: bool = False) -> Tracker | None:
     """The tracker of a run, which may be `resumed`, if any; ValueError if it is not installed or refuses."""
     if config.tracker == "none":
         return None
     try:
-        return _TensorBoard(config) if config.tracker == "tensorboard" else _Wandb(config, resumed)
+        return (_tensorboard if config.tracker == "tensorboard" else _wandb)(config, resumed)
     except Exception as error:  # trackers raise anything when they want a login or a network
         reason = one_line(error, 200)
         if isinstance(error, ImportError):

@@ -43,10 +43,7 @@ class Muon(Optimizer):
 
     The update is scaled by 0.2 · sqrt(max(m, n)), which gives it AdamW's typical size (arXiv:2502.16982).
     Sharded matrices keep sharded momentum; each rank orthogonalizes the whole update and takes its own rows.
-    Where `found_inf`, a number on the device, is set and not 0, a step changes nothing, as with fused AdamW.
     """
-
-    found_inf: Tensor | None = None
 
     def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0,
                  bfloat16: bool = False):  # fmt: skip
@@ -55,10 +52,6 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        found = self.found_inf
-        if found is None:
-            found = torch.zeros((), device=self.param_groups[0]["params"][0].device)
-        skip, applied = found.bool(), 1 - found
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[Tensor]] = {}
             for parameter in group["params"]:
@@ -71,13 +64,12 @@ class Muon(Optimizer):
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(parameter)
                     momentum = state["momentum"]
-                    gradient = torch.where(skip, momentum, parameter.grad)  # from which it does not move
-                    momentum.lerp_(gradient, 1 - group["momentum"])
-                    updates.append(whole(gradient.lerp(momentum, group["momentum"])))  # Nesterov
+                    momentum.lerp_(parameter.grad, 1 - group["momentum"])
+                    updates.append(whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov
                 scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
-                updated = orthogonalize(torch.stack(updates), bfloat16=self.bfloat16) * applied
+                updated = orthogonalize(torch.stack(updates), bfloat16=self.bfloat16)
                 for parameter, update in zip(parameters, updated, strict=True):
-                    parameter.mul_(torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"]))
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(_sharded_like(update, parameter), alpha=-scale)
 
 
@@ -180,15 +172,12 @@ def schedule(step: int, steps: int, warmup: int, decay: float, floor: float = 0.
 
 
 @torch.no_grad()
-def update_average(
-    average: dict[str, Tensor], model: nn.Module, decay: float, step: int, skip: Tensor
-) -> None:
-    """Exponential moving average of the weights, unless `skip`, a bool on the device, is set. Its decay grows
-    from 0.1, to forget early noise."""
+def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Exponential moving average of the weights. Its decay grows from 0.1, to forget early noise."""
     decay = min(decay, (1 + step) / (10 + step))
     for name, parameter in model.named_parameters():
         if name in average:
-            average[name].lerp_(torch.where(skip, average[name], parameter), 1 - decay)
+            average[name].lerp_(parameter, 1 - decay)
 
 
 @contextmanager

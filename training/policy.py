@@ -87,9 +87,8 @@ class PolicyLoss(ComparedLoss):
             divergences = divergence(unfiltered[0] if unfiltered else logprobs, reference)
             losses = losses + self.kl * divergences
         with torch.no_grad():
-            ratios = torch.cat((ratio, ratio.new_ones(1)))  # of a micro-batch of padding as well
-            seen = {"tokens": ratio.new_tensor(len(ratio)), "most": ratios.amax(), "least": ratios.amin()}
-            seen["off"] = (ratio - 1).abs().sum()
+            off = (torch.cat((ratio, ratio.new_ones(1))) - 1).abs()  # of a micro-batch of padding as well
+            seen = {"tokens": ratio.new_tensor(len(ratio)), "most": off.amax(), "off": off.sum()}
             seen["clipped"] = (ratio * advantage > clipped * advantage).sum()
             if reference is not None:
                 seen["kl"] = divergences.sum()

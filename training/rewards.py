@@ -10,8 +10,6 @@
 | `number` | 1 where the last number in the answer is within `tolerance` of the target's |
 | `iou` | IoU with the box that is asked for, of several the F1 of IoUs matched one to one |
 | `point_in_box` | 1 where the first point, or the first box's centre, lies in its box; of several the F1 |
-| `f1` | F1 of the answer's items with the target's: a JSON list, or parts between commas, lines, "and" |
-| `json` | 1 for JSON, after Markdown's fence if there is one, that fits a `schema` (text, or a file's name) |
 | `length` | 1 from `least` to `most` characters, outside of which it falls to 0 at none and at twice `most` |
 | each metric of `eval.metrics` | its score, with its options |
 
@@ -28,12 +26,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json as json_text
 import math
 import re
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -50,8 +46,6 @@ Row = Mapping[str, Any]
 _NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
 )
-_BETWEEN = re.compile(r"[,;\n]|\band\b")  # items of a list
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 
 
 class Reward(Protocol):
@@ -103,52 +97,6 @@ def _iou(answer: str, row: Row) -> float:
     return 2 * matched(ious(asked.boxes, asked.targets)) / (len(asked.boxes) + len(asked.targets))
 
 
-def f1(answers: list[str], row: Row) -> list[float]:
-    wanted = [_items(target) for target in targets_of(row)]
-
-    def score(items: Counter[str]) -> float:
-        sizes = [(2 * (items & one).total(), items.total() + one.total()) for one in wanted]
-        return max(common / both if both else 1.0 for common, both in sizes)
-
-    return [score(_items(answer)) for answer in answers]
-
-
-def _items(text: str) -> Counter[str]:
-    try:
-        read = json_text.loads(text)
-    except ValueError:
-        read = None
-    items = map(str, read) if isinstance(read, list) else _BETWEEN.split(text)
-    return Counter(item for one in items if (item := plain(one)))
-
-
-def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
-    jsonschema = resolve_name("jsonschema")
-    validator = jsonschema.Draft202012Validator(schema)
-
-    def fits(answer: str) -> bool:
-        fenced = _FENCE.fullmatch(answer)
-        try:
-            return validator.is_valid(json_text.loads(fenced[1] if fenced else answer))
-        except (ValueError, RecursionError):  # no JSON, or deeper than Python goes
-            return False
-
-    return [float(fits(answer)) for answer in answers]
-
-
-def _read_schema(given: Any) -> Any:
-    """A schema as a mapping, JSON text or a file's name. Raises ValueError."""
-    jsonschema = resolve_name("jsonschema")
-    try:
-        if isinstance(given, str):
-            begins = given.lstrip().startswith(("{", "true", "false"))
-            given = json_text.loads(given if begins else Path(given).read_text(encoding="utf-8"))
-        jsonschema.Draft202012Validator.check_schema(given)
-    except (OSError, ValueError, jsonschema.SchemaError) as error:
-        raise ValueError(f"reward json: schema: {one_line(getattr(error, 'message', error), 200)}") from None
-    return given
-
-
 def length(answers: list[str], row: Row, *, most: float = 1000, least: float = 0) -> list[float]:
     def score(size: float) -> float:
         return size / least if size < least else min(1.0, max(0.0, 2 - size / max(most, 1)))
@@ -161,7 +109,7 @@ def _by_metric(metric: Metric, answers: list[str], row: Row) -> list[float]:
 
 
 REWARDS: dict[str, Callable[..., list[float]]] = {
-    reward.__name__: reward for reward in (exact, number, iou, f1, json, length)
+    reward.__name__: reward for reward in (exact, number, iou, length)
 } | {"point_in_box": partial(_by_metric, find_metric("boxes", points=True))}
 
 
@@ -181,14 +129,12 @@ def find_reward(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     options = dict(options or {})
     if name in METRICS:
         return partial(_by_metric, find_metric(name, **options))
-    if name == "json" and "schema" in options:
-        options["schema"] = _read_schema(options["schema"])
     found = REWARDS[name] if name in REWARDS else _own(name)
     try:
         inspect.signature(found).bind([], {}, **options)
     except TypeError as error:
         raise ValueError(f"reward {name}: options {', '.join(options) or 'none'}: {error}") from None
-    for option, value in options.items() if name in REWARDS and name != "json" else ():
+    for option, value in options.items() if name in REWARDS else ():
         if _number(f"reward {name}: {option}", value) < 0:
             raise ValueError(f"reward {name}: expected {option} of at least 0, got {value}")
     return partial(found, **options)

@@ -7,8 +7,7 @@ A step is in `RewardsTask.batches`: questions with their images, a group of answ
 (`data.packing.pack_answers`), for the loss of `training/policy.py`.
 
 Answers depend on the seed, on the number of the batch, on a question's place in it, and on the weights: on
-nothing else. So a run that resumes samples the same ones, on another number of ranks but for rounding; those
-that are still to be trained on are in its state.
+nothing else. So a run that resumes samples the same ones, on another number of ranks but for rounding.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
 # Of each `rollout_step`: its device, why it cannot run a language model, if so, and what makes it.
 _STEPS = {"c": ("cpu", unsupported, NativeStep), "cuda": ("cuda", graph.unsupported, graph.GraphStep)}
 _SCORED_BY = 64  # number of questions by which one has to be scored
-_OF_BATCH = ("batch_size", "group_size", "updates")
 _OF_ANSWERS = ("drawn", "advantage", "weight")
 
 
@@ -103,10 +101,6 @@ class Group:
         bare = replace(self.sample, row=None)
         return [replace(bare, input_ids=prompt + ids, labels=unlearnt + ids) for ids in self.ids]
 
-    def state(self) -> dict[str, Any]:
-        """But for what is read again."""
-        return {name: value for name, value in vars(self).items() if name not in ("sample", "parts")}
-
 
 def roll_out(
     model: VisionLanguageModel,
@@ -157,14 +151,11 @@ class RewardsTask(RowsTask):
             stop_token_ids=tuple({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}),
             num_return_sequences=config.group_size,
         )
-        self.rolled = 0  # batches of answers that were begun
-        self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
         self.groups: list[Group] = []
-        self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
         self.scored: list[bool] | None = []  # whether each question so far was; None: one was, all ranks know
-        # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
+        # Since the latest line of metrics.jsonl: sums with their counts, and the greatest disagreement.
         self.sums: dict[str, tuple[float, float]] = {}
-        self.peaks: dict[str, float] = {}
+        self.most_off = 0.0
 
     def check_context(self) -> None:
         super().check_context()
@@ -186,35 +177,25 @@ class RewardsTask(RowsTask):
     def _steps_of_epochs(self) -> int:
         if (rows := self.mixture.num_rows) is None:
             raise DatasetError("steps: a stream has no known length; set --steps")
-        return math.ceil(rows * (self.config.epochs or 1) / self.config.batch_size) * self.config.updates
+        return math.ceil(rows * (self.config.epochs or 1) / self.config.batch_size)
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
         questions = grouped(self.loader)
         while True:
             self._before = self.loader.state
-            if not self.restored:
-                self.rolled, self.trained = self.rolled + 1, 0
+            number = self._before.rows // self.loader.rows_per_step + 1
             # Before rows are read: ranks do both together, and reading may fail on one.
             self._check_scores()
             model, step = self._answering()
             self.groups = self._asked(next(questions))
-            if self.restored:
-                for group in self.groups:
-                    vars(group).update(self.restored[group.place])
-                self.restored = {}
-            else:
-                seed = self.config.seed
-                seeds = [key_of(seed, "answers", self.rolled, group.place) for group in self.groups]
-                self._answer(self.groups, model, step, self.options, seeds)
-                self._describe(self.groups)
-                if self.scored is not None:
-                    self.scored += [bool(group.rewards) for group in self.groups]
+            seeds = [key_of(self.config.seed, "answers", number, group.place) for group in self.groups]
+            self._answer(self.groups, model, step, self.options, seeds)
+            self._describe(self.groups)
+            if self.scored is not None:
+                self.scored += [bool(group.rewards) for group in self.groups]
             del model, step
-            batches = self._packed()
-            while self.trained < self.config.updates:
-                self.trained += 1
-                yield batches
+            yield self._packed()
 
     def _check_scores(self) -> None:
         """Raises ValueError where no reward suits any row so far."""
@@ -301,61 +282,39 @@ class RewardsTask(RowsTask):
 
     @torch.no_grad()
     def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
-        """With what the reference says, kept for other updates. Here, because ranks compute it together: none
-        of them has failed to read its rows."""
-        if self.config.kl and "reference" not in batch:
-            assert isinstance(self.module, PolicyLoss), "it compares"
-            (reference,), device = self.module.references, self.ranks.device
-            inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
-            with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-                (logprobs,) = reference(every=(self.module.unfiltered,), **inputs)
-            reshard(reference)
-            batch["reference"] = logprobs.cpu()
-        return super().inputs(batch, step)
+        """With what the reference says. Here, because ranks compute it together: none of them has failed to
+        read its rows."""
+        if not self.config.kl:
+            return super().inputs(batch, step)
+        assert isinstance(self.module, PolicyLoss), "it compares"
+        (reference,), device = self.module.references, self.ranks.device
+        inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+            (logprobs,) = reference(every=(self.module.unfiltered,), **inputs)
+        reshard(reference)
+        return super().inputs(batch, step) | {"reference": logprobs}
 
     def padding(self) -> list[Batch]:
         raise AssertionError("rows without end")
-
-    def step_back(self) -> None:
-        """The latest batch counts as not trained on."""
-        self.trained -= 1
-        if self.trained <= 0:
-            super().step_back()
-            self.rolled, self.trained = self.rolled - 1, self.config.updates
 
     def count(self, batches: list[Batch]) -> float:
         return step_weight([length for group in self.groups for length in group.lengths], self.config)
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
-        """Where the rows stand; in the midst of a batch of answers, where they stood before it, and these."""
-        trained, groups, now = 0, list[dict[str, Any]](), self.loader.state
-        if self.trained < self.config.updates:
-            trained, groups = self.trained, [group.state() for group in self.groups]
-            self.loader.state = self._before
-        rows, self.loader.state = super().state_dict(), now
-        state = {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups}
-        state |= {name: getattr(self.config, name) for name in _OF_BATCH}
+        """Where the rows stand, and what the next line of metrics.jsonl is to say."""
         scored = self.scored is None or any(self.scored)
-        return state | {"sums": self.sums, "peaks": self.peaks, "scored": scored}
+        rows = super().state_dict()
+        return {"rows": rows, "sums": self.sums, "off_policy": self.most_off, "scored": scored}
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
-        self.rolled, trained = states[0]["rolled"], states[0]["trained"]
         # Where nothing was scored it is counted anew: by then the rewards may be others.
         self.scored = None if any(state.get("scored", True) for state in states) else []
-        self.restored = {group["place"]: group for state in states for group in state["groups"]}
-        self.trained = self.noted = trained if self.restored else self.config.updates
-        for name in _OF_BATCH if self.restored else ():
-            if (got := getattr(self.config, name)) != (was := states[0][name]):
-                raise DatasetError(
-                    f"{name}: cannot change in the midst of a batch of answers, which the saved run was in: "
-                    f"expected {was}, got {got}"
-                )
         for state in states[self.ranks.rank :: self.ranks.world_size]:
             for name, (total, count) in state["sums"].items():
                 self._note(name, total, count=count)
-            self._peak(state["peaks"])
+            self.most_off = max(self.most_off, state.get("off_policy", 0.0))
 
     # --------------------------------------------------------------------------------------- to look at
     def _describe(self, groups: list[Group]) -> None:
@@ -374,25 +333,17 @@ class RewardsTask(RowsTask):
         total, before = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = total + math.fsum(values), before + (len(values) if count is None else count)
 
-    def _peak(self, seen: dict[str, float]) -> None:
-        self.peaks |= {name: max(value, self.peaks.get(name, value)) for name, value in seen.items()}
-
     def note(self, parts: list[dict[str, Tensor]]) -> None:
         """Raises ValueError where training and sampling disagree about fresh answers."""
         found = [{name: value.item() for name, value in part.items()} for part in parts]
         tokens = sum(part["tokens"] for part in found)
         for name in ("clipped", "kl"):
             self._note(name, *(part[name] for part in found if name in part), count=tokens)
-        most, least = max(part["most"] for part in found), min(part["least"] for part in found)
-        seen = {"ratio_max": most, "ratio_min": -least}
-        off = 0.0
-        if self.noted >= self.config.updates:
-            self.noted, seen["off_policy"] = 0, max(most - 1, 1 - least)
-            # By rounding, a token at the edge of a filter comes in, and takes from the probability of others.
-            filtered = self.config.top_k or self.config.top_p < 1
-            off = sum(part["off"] for part in found) / max(tokens, 1) if filtered else seen["off_policy"]
-        self.noted += 1
-        self._peak(seen)
+        off = max(part["most"] for part in found)
+        self.most_off = max(self.most_off, off)
+        # By rounding, a token at the edge of a filter comes in, and takes from the probability of others.
+        if self.config.top_k or self.config.top_p < 1:
+            off = sum(part["off"] for part in found) / max(tokens, 1)
         rounded = torch.bfloat16 if has_codes(self.model) else self.dtype  # as kept keys and values are
         bound = self.config.most_off_policy or _MOST_OFF[rounded]
         if bound < off < math.inf:
@@ -403,15 +354,13 @@ class RewardsTask(RowsTask):
             )
 
     def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
-        gathered = self.ranks.gather((self.sums, self.peaks))
-        self.sums, self.peaks = {}, {}
-        row = {"policy_loss": loss / max(labels, 1.0)}
+        gathered = self.ranks.gather((self.sums, self.most_off))
+        self.sums, self.most_off = {}, 0.0
+        row = {"policy_loss": loss / max(labels, 1.0), "off_policy": max(off for _, off in gathered)}
         for name in dict.fromkeys(name for sums, _ in gathered for name in sums):
             totals, counts = map(sum, zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered)))
             row |= {name: totals / counts} if counts else {}
-        for name in dict.fromkeys(name for _, peaks in gathered for name in peaks):
-            row[name] = max(peaks[name] for _, peaks in gathered if name in peaks)
-        return row | ({"ratio_min": -row["ratio_min"]} if "ratio_min" in row else {})
+        return row
 
     def answered(self) -> list[Answered]:
         """The best and the worst answer of two groups, with their images."""

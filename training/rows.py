@@ -208,9 +208,8 @@ class RowsTask(Task):
         state, ranks = self.loader.state, self.ranks
         running = ranks.sum(len(state.ended) < len(self.loader.shards))[0]
         every = ranks.gather(state.drops)
-        read, filtered = sum(one.read for one in every), sum(one.filtered for one in every)
         dropped = sum((one.dropped for one in every), Counter[str]())
-        drops = DropCount(self.config.max_drop_rate, read, filtered, dropped)
+        drops = DropCount(self.config.max_drop_rate, sum(one.read for one in every), dropped)
         known = sum(source.num_rows or math.inf for source in self.mixture.sources)
         if (drops.read >= known or not running) and (wrong := drops.exceeded()):
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
@@ -233,9 +232,8 @@ class RowsTask(Task):
             try:
                 schema = self.held_out.sources[row.source].schema
                 messages = schema.in_words(row.row, form_for=self.processor.form)
-                if messages is not None:
-                    accept = tuple(schema.accepted(row.row).get("accept", ()))
-                    found.append(replace(first_question(messages, self.processor), accept=accept))
+                accept = tuple(schema.accepted(row.row).get("accept", ()))
+                found.append(replace(first_question(messages, self.processor), accept=accept))
             except (BadRow, ImageError):
                 continue  # the loader counts them
         return found

@@ -41,16 +41,15 @@ def describe_rows(config: TrainConfig, count: int) -> str:
         seed=config.seed,
         questions=config.task == "rewards",
     )
-    samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
+    samples, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
     lines = [*map(_described, mixture.sources, mixture.shares)]
-    read = len(samples) + filtered + len(dropped)
+    read = len(samples) + len(dropped)
     lines += [
         f"\nof the first {counted(read, 'row')} in the order of the run, {len(samples):,} can be trained on"
     ]
     if config.task == "rewards":
         lines.append("  the model learns from its own answers; rewards compare these with the rows' answers")
         samples = [replace(sample, labels=[IGNORE_INDEX] * len(sample.labels)) for sample in samples]
-    lines += [f"  {filtered:,} below min_ratings"] * (filtered > 0)
     for reason, number in Counter(one.reason for one in dropped).most_common():
         example = next(one for one in dropped if one.reason == reason)
         lines.append(f"  {number:,} {reason}, such as {example.row}: {example.message}")

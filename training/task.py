@@ -73,12 +73,6 @@ class Answered:
         targets = (self.question.target, *self.question.accept)
         return plain(self.answer) in {plain(target) for target in targets}
 
-    @property
-    def caption(self) -> str:
-        more = "" if self.reward is None else f", reward {self.reward:g}"
-        more += ", cut off" if self.stop_reason == "length" else ""
-        return f"{self.question.text} -> {self.answer} (expected: {self.question.target}{more})"
-
 
 class Task:
     """What the engine asks of the data and of the loss.

@@ -149,6 +149,7 @@ PACKED_TOWER = Network(
         f"{_PACKED}.PatchEmbedding": ("weight", "bias"),
         f"{_PACKED}.PackedBlock": (),
         f"{_PACKED}.PackedAttention": (),
+        f"{_PACKED}.WindowMerger": (),
         "models.language_model.MLP": (),
         "models.vision_transformer.VisionMLP": (),
     },
@@ -156,7 +157,7 @@ PACKED_TOWER = Network(
     config=f"{_PACKED}.PackedVisionConfig",
     known="""hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size
         merge_size temporal_patch_size norm norm_eps gated_mlp patch_bias table_side rope_theta window
-        whole_layers taps channels_last table_fit rotary last_norm tokens_per_second
+        whole_layers taps channels_last table_fit rotary last_norm insert_layer inserts kind tokens_per_second
         merger_norm merger_norm_eps merger_width merger_bias""",
     eps="norm_eps",
 )

@@ -144,7 +144,8 @@ class FastTower(nn.Module):
             "embedding": tower.patch_embedding.matrix,
             "block": (structure("Block") * len(blocks))(*blocks),
         }
-        self._description = structure("Tower")(**described | self._own(tower))
+        self._described = described | self._own(tower)
+        self._description = structure("Tower")(**self._described)
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
         self._lock = Lock()
@@ -201,40 +202,54 @@ class FastTower(nn.Module):
 
     def _encode(
         self,
-        patches: Tensor,
+        patches: Tensor | None,
         places: Tensor | None,
         out: Tensor,
         rope: tuple[Tensor | None, Tensor | None] = (None, None),
         windows: Sequence[int] = (),
+        tower: Any = None,
     ) -> None:
         """Patches (P, C · side · side) of one part, what is added to their embeddings (P, D), cos and sin
-        (P, 1, D_h), and the windows' lengths -> out (P, D) or (P, outputs, D)."""
+        (P, 1, D_h), and the windows' lengths -> out (P, D) or (P, outputs, D). `tower`: one after the first
+        layers, for which `places` are their output."""
+        tower = self._description if tower is None else tower
         segments = (structure("Segment") * len(windows))(
             *map(structure("Segment"), accumulate(windows, initial=0), windows)
         )
         given = [None if part is None else part.float().contiguous() for part in (patches, places, *rope)]
         addresses = (None if part is None else part.data_ptr() for part in given)
         longest = max(windows, default=0)
-        image = structure("Image")(len(patches), *addresses, len(windows), longest, segments)
+        image = structure("Image")(len(out), *addresses, len(windows), longest, segments)
 
         def call(made) -> None:
-            needed = self.library.ocelli_tower_floats(self._description, image, made.threads)
+            needed = self.library.ocelli_tower_floats(tower, image, made.threads)
             if self._scratch.numel() < needed:
                 self._scratch = torch.empty(needed)
-            self.library.ocelli_tower(
-                self._description, image, made, self._scratch.data_ptr(), out.data_ptr()
-            )
+            self.library.ocelli_tower(tower, image, made, self._scratch.data_ptr(), out.data_ptr())
 
         with self._lock:
-            run_pass(call, len(patches) * self._products)
+            run_pass(call, len(out) * self._products)
             if self._scratch.numel() > KEPT_FLOATS:
                 self._scratch = torch.empty(0)
 
 
 class FastPackedTower(FastTower):
-    """A `models.packed_vision_transformer.PackedVisionTransformer` in C."""
+    """A `models.packed_vision_transformer.PackedVisionTransformer` in C. Where a window merger runs, it is
+    PyTorch's, with layers in panels, between two parts of the tower."""
 
     network = PACKED_TOWER
+
+    def __init__(self, tower):
+        super().__init__(tower)
+        self._after, at = None, self.config.insert_layer
+        if at is not None and self.config.inserts:
+            made, blocks = self._described, [*self._described["block"]]
+            before, after = (
+                {"layers": len(some), "block": (structure("Block") * len(some))(*some)}
+                for some in (blocks[: at + 1], blocks[at + 1 :])
+            )
+            self._description = structure("Tower")(**made | before | {"last": structure("Norm")()})
+            self._after = structure("Tower")(**made | after | {"embedding": structure("Matrix")()})
 
     def _block(self, layer, index: int) -> dict[str, Any]:
         config = self.config
@@ -272,6 +287,10 @@ class FastPackedTower(FastTower):
                 rows = rows.expand(-1, -1, config.temporal_patch_size, -1).flatten(1)
             out = torch.empty(len(rows), len(config.taps) + 1, config.hidden_size)
             self._encode(rows, given.places, out, given.rope or (None, None), given.windows)
+            if self._after is not None:
+                squares = self.window_merger(out[:, 0])
+                out = torch.empty(len(squares), 1, config.hidden_size)
+                self._encode(None, squares, out, tower=self._after)
             made.append(out if given.order is None else out[given.order.argsort()])
         return torch.cat(made)
 

@@ -28,7 +28,7 @@ from inference.answer import encode
 from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
-from inference.pages.document import export, join, page_document
+from inference.pages.document import export, page_document
 from inference.pages.ending import PageForm, page_form
 from messages import one_line
 
@@ -102,18 +102,19 @@ class Reader(Batch):
                     yield LazyRequest((page, 0), page.next_request)
 
     def _write(self, source: str, records: Iterable[dict[str, Any]]) -> None:
-        target, made, processor = self.targets[source], list[Any](), self.checkpoint.processor
+        target, made, processor = self.targets[source], None, self.checkpoint.processor
         with closing(Pages(Path(source), source)) as pages:
             for record in sorted(records, key=itemgetter("page")):
                 number, image = record["number"], Image.new("RGB", (1, 1))
                 if "error" not in record:
                     image, said = pages.draw(number, processor.images), record["answers"][0]
-                    made.append(page_document(said, processor.reading, image, number, record["tokens"]))
+                    made = page_document(said, processor.reading, image, number, record["tokens"], made)
                 if note := NOTES.get(record["ended"]):
-                    made.append(page_document(note.format(**record), Reading(), image, number))
+                    made = page_document(note.format(**record), Reading(), image, number, document=made)
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(export(join(made), self.format), encoding="utf-8")
+            pictures = target.with_name(f"{target.stem}_pictures")
+            temporary.write_text(export(made, self.format, pictures), encoding="utf-8")
 
 
 @dataclass(eq=False)

@@ -46,6 +46,8 @@ MODELS = {
     "qwen3.5-2b": Known("Qwen/Qwen3.5-2B", 4.5, "the same, more reliably"),
     "qwen3.5-4b": Known("Qwen/Qwen3.5-4B", 9.3, "documents, charts, questions that need thought"),
     "qwen3.5-9b": Known("Qwen/Qwen3.5-9B", 18.8, "the same, the largest of these"),
+    "minicpm-v-4.6": Known("openbmb/MiniCPM-V-4.6", 2.6, "photographs, documents, printed text; quick"),
+    "minicpm-ocr": Known("openbmb/MiniCPM-OCR-1.0", 2.6, "text, tables and formulas of pages"),
     "nanovlm-222m": Known("lusxvr/nanoVLM-222M", 0.9, "reading and training; one image"),
     "nanovlm-230m": Known("lusxvr/nanoVLM-230M-8k", 0.9, "reading and training; several images"),
     "nanovlm-450m": Known("lusxvr/nanoVLM-450M", 1.8, "reading and training, the largest of these"),

@@ -142,15 +142,14 @@ def lines(path: Path) -> int:
 
 # ------------------------------------------------------------------------------------------------- parts
 def kill_training(folder: Path, kills: int, seed: int = 0, style: str = "map") -> Outcome:
-    """train.py, saving every second step, or third, in the midst of answers and between them; progress is the
-    lines of metrics.jsonl."""
+    """train.py, saving every second step, or third; progress is the lines of metrics.jsonl."""
     if not (folder / "tiny").exists():
         runs.prepared(folder)
     more = {"save_every": 2, "ema": 0.9, "micro_batch_size": 2, "steps": 8 + 6 * kills}
     if streaming := style in ("streaming", "rewards"):
         more["shuffle_buffer"] = 5
     if style == "rewards":
-        more |= runs.OF_REWARDS | {"save_every": 3, "updates": 2, "batch_size": 4, "sequence_length": 200}
+        more |= runs.OF_REWARDS | {"save_every": 3, "batch_size": 4, "sequence_length": 200}
         more["rewards"] = {"length": {"weight": 1, "most": 8}}
     more["muon"] = "none" if style == "ranks" else "language"
 

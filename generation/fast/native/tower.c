@@ -32,7 +32,7 @@ typedef struct {
     int64_t axes;    /* parts of a head that are rotated each by itself */
     int64_t curve;   /* an `enum curve`: gate's, or without one fc1's */
     float eps, scale; /* of norms; of attention's scores */
-    Matrix embedding;       /* (width, numbers of a patch) */
+    Matrix embedding;       /* (width, numbers of a patch); without columns there is none */
     const float *class_row; /* (width,): the class token with its position, or NULL */
     Norm last;
     const Block *block;
@@ -224,10 +224,10 @@ static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, M
         const float *begin = i == t->patches ? m->class_row : t->positions ? t->positions + i * width : NULL;
         if (begin) memcpy(s->x + i * width, begin, width * sizeof(float));
         else memset(s->x + i * width, 0, width * sizeof(float));
-        if (i < t->patches) set_input(in, i, t->inputs + i * columns, columns);
+        if (i < t->patches && columns) set_input(in, i, t->inputs + i * columns, columns);
     }
     if (!regroup_and_share(me, n, &from, &to)) return;
-    product(m->embedding, in, (Output){.y = s->x, .stride = width, .add = 1}, me);
+    if (columns) product(m->embedding, in, (Output){.y = s->x, .stride = width, .add = 1}, me);
     if (!regroup_and_share(me, n, &from, &to)) return;
     in = inputs_at(s->inputs, n, width, 1);
     for (const Block *b = m->block; b < m->block + m->layers; b++) {
