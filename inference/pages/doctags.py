@@ -15,12 +15,24 @@ import re
 from collections.abc import Iterable, Mapping
 
 LARGEST, COLUMNS, DEPTH, FORM_CELLS = 500, 128, 8, 256
-WORDS = ("title", "text", "paragraph", "page_header", "page_footer", "footnote", "formula", "caption")
-WORDS += ("reference", "references", "handwritten_text", "checkbox_selected", "checkbox_unselected")
-WORDS += tuple(f"section_header_level_{level}" for level in range(1, 7))
+WORDS = (
+    *("title", "text", "paragraph", "page_header", "page_footer", "footnote", "formula", "caption"),
+    *("reference", "references", "handwritten_text", "checkbox_selected", "checkbox_unselected"),
+    *(f"section_header_level_{level}" for level in range(1, 7)),
+)
 LISTS, FIGURES = ("ordered_list", "unordered_list"), ("picture", "chart")
-ELEMENTS = (*WORDS, *LISTS, *FIGURES, "otsl", "code", "inline", "key_value_region")
-ELEMENTS += ("doctag", "list_item", "smiles")
+ELEMENTS = (
+    *WORDS,
+    *LISTS,
+    *FIGURES,
+    "otsl",
+    "code",
+    "inline",
+    "key_value_region",
+    "doctag",
+    "list_item",
+    "smiles",
+)
 FORM = ("key", "value", "unspecified", "checkbox")
 CELL = "<(?:[efulx]cel|[cr]hed|srow)>"
 _FULL = ("fcel", "ched", "rhed", "srow")  # cells that have text

@@ -62,8 +62,9 @@ class PageForm:
         room = checkpoint.context - (positions + PROMPT if prompt is None else prompt)
         self.limit = min(limit or own, room)
         self.reserve = min(RESERVE, self.limit // 2)
-        vocabulary, self.begin, self.pages = checkpoint.forms.constraints.vocabulary, None, list[PageEnd]()
+        vocabulary, self.pages = checkpoint.forms.constraints.vocabulary, list[PageEnd]()
         self.tokenizer, self.stop_ids, self.names = vocabulary.tokenizer, vocabulary.stop_ids, _HTML
+        self.begin: Any = None  # makes the constraint of the grammar
         self.cell = len(self.tokenizer.tokenize_str("<ecel>"))
         if reading.form == "doctags":
             self.names = _DOCTAGS
@@ -96,7 +97,7 @@ class PageEnd:
     choice = None
 
     def __init__(self, form: PageForm):
-        self._form, self._held = form, None if form.begin is None else form.begin()
+        self._form, self._held = form, form.begin and form.begin()
         self.closed, self.ids, self._text, self._place = 0, list[int](), "", 0
         self._forced, self._if_stopped = list[int](), list[int]()
         self._open = list[tuple[str, int]]()  # elements, and where in the text they begin

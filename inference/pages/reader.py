@@ -29,7 +29,7 @@ from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, page_document
-from inference.pages.ending import PageForm, page_form
+from inference.pages.ending import page_form
 from messages import one_line
 
 # What a document says of a page that is not whole.
@@ -122,7 +122,7 @@ class _Page(Question):
     """A page on its way to its text; `tiled` draws it."""
 
     size: tuple[int, int] = (0, 0)
-    form: PageForm | None = None
+    form: Any = None  # its `PageForm`
 
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
