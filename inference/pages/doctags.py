@@ -21,18 +21,8 @@ WORDS = (
     *(f"section_header_level_{level}" for level in range(1, 7)),
 )
 LISTS, FIGURES = ("ordered_list", "unordered_list"), ("picture", "chart")
-ELEMENTS = (
-    *WORDS,
-    *LISTS,
-    *FIGURES,
-    "otsl",
-    "code",
-    "inline",
-    "key_value_region",
-    "doctag",
-    "list_item",
-    "smiles",
-)
+BLOCKS = (*WORDS, *LISTS, *FIGURES, "otsl", "code", "inline", "key_value_region")
+ELEMENTS = (*BLOCKS, "doctag", "list_item", "smiles")
 FORM = ("key", "value", "unspecified", "checkbox")
 CELL = "<(?:[efulx]cel|[cr]hed|srow)>"
 _FULL = ("fcel", "ched", "rhed", "srow")  # cells that have text
