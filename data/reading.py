@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from data.errors import PromptError
@@ -33,7 +32,7 @@ class Reading:
     """The form of a page's text, "markdown" or "doctags", and by task what the model is asked."""
 
     form: str = "markdown"
-    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(dict(zip(TASKS, _MARKDOWN))))
+    prompts: Mapping[str, str] = field(default_factory=lambda: dict(zip(TASKS, _MARKDOWN)))
 
     def prompt(self, task: str) -> str:
         """What the model is asked for a task; PromptError for one that it has not learnt."""

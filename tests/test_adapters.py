@@ -36,6 +36,7 @@ FAMILIES = (
     "smolvlm-tied",
     "of backbones",
     "internvl",
+    "qianfan",
     *qwen_checkpoints.KINDS,
     "lfm2_vl",
     "gemma4",
@@ -52,8 +53,8 @@ def save_base(kind: str, folder: Path) -> Path:
         made = VisionLanguageModel.from_backbones(folder / "vision", folder / "text", scale_factor=2)
         made.save_pretrained(folder / "joined")
         return folder / "joined"
-    elif kind == "internvl":
-        test_internvl.save_hf("qwen3", folder)
+    elif kind in ("internvl", "qianfan"):
+        test_internvl.save_hf({"internvl": "qwen3"}.get(kind, kind), folder)
     elif kind in qwen_checkpoints.KINDS:
         qwen_checkpoints.save_hf(kind, folder, seed=1)
     else:

@@ -4,7 +4,7 @@
     python -m tools inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
     python -m tools convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
     python -m tools convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
-    python -m tools convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
+    python -m tools convert BASE merged --adapter runs/mine-lora/adapter
 
 A conversion is written under another name, opened again (by transformers, too) and
 put in its place only if its logits are the original's. Exit status: 0, or 2 with one sentence on what was
@@ -36,7 +36,6 @@ from inference.results import to_json
 from messages import for_terminal, named, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import check_repo_id
 
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
 
@@ -66,12 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=adapter, help=f"{ADAPTER}; it is merged")
-    written = "write tokenizer, image settings and chat template"
-    add("--processor", dest="with_processor", action=flag, default=True, help=written)
     replaced = "replace the checkpoint that DST holds and its card; other files in it stay"
     add("--overwrite", action=flag, default=False, help=replaced)
-    add("--push", metavar="REPO_ID", help="upload the result to this repository on the Hub, with a card")
-    add("--private", action=flag, help="make the repository of --push private")
     return parser
 
 
@@ -94,11 +89,7 @@ def inspect(settings: argparse.Namespace) -> None:
 
 
 def convert(settings: argparse.Namespace) -> None:
-    if settings.private is not None and not settings.push:
-        raise CheckpointError("--private is of a repository that is uploaded to, expected it with --push")
     check_replaceable(settings.target, settings.overwrite)
-    if settings.push:
-        check_repo_id(settings.push)
     check_model(settings.source, settings.revision)
     from tools import convert  # with PyTorch
 

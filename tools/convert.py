@@ -59,18 +59,14 @@ def convert(
     dtype: str | None = None,
     adapter: str | Path | None = None,
     revision: str | None = None,
-    with_processor: bool = True,
     overwrite: bool = False,
-    push: str | None = None,
-    private: bool | None = None,
     log: Log = print,
 ) -> None:
-    """Convert, verify, put the result in its place, and upload it where `push` names a repository.
+    """Convert, verify, and put the result in its place.
 
     Args:
         dtype: of the result's weights; None is the widest that the original's are stored in.
         adapter: folder or repository of a peft LoRA adapter to merge.
-        with_processor: whether tokenizer, image settings and chat template are written, too.
         log: takes a line for each thing done.
     """
     check_replaceable(target, overwrite)
@@ -90,7 +86,7 @@ def convert(
 
     def read(opened: Opened) -> tuple[VisionLanguageModel, Any]:
         model = VisionLanguageModel.from_pretrained(opened, dtype=wide)
-        return model, _processor(opened, with_processor, log)
+        return model, _processor(opened, log)
 
     changed = None if adapter is None else read_adapter(adapter)
     model, processor = one_version(source, opened.commit or revision, read, changed)
@@ -109,7 +105,7 @@ def convert(
     changes = ["with an adapter merged"] * (adapter is not None) + [f"rounded to {shown}"] * narrower
     same = adapter is None and not other
     card = (card_of_origin(model) if same else None) or _new_card(
-        model, source, push or str(target), changes, processor is not None
+        model, source, str(target), changes, processor is not None
     )
     with replace_folder(target, lambda name: is_checkpoint_file(name) or name == CARD) as new:
         write_checkpoint(model, new, processor, MAX_SHARD_BYTES)
@@ -119,28 +115,21 @@ def convert(
         verify("opened by Ocelli", reference, probe.ours(reopened), log)
         verify("opened by transformers", reference, probe.theirs(_in_transformers(new), model.config), log)
     log(f"wrote {target}")
-    if push:
-        result = VisionLanguageModel.from_pretrained(target, dtype="stored")
-        address = result.push_to_hub(push, processor, private=private)
-        log(f"uploaded to {address}")
 
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _processor(opened: Opened, wanted: bool, log: Log) -> Any:
+def _processor(opened: Opened, log: Log) -> Any:
     """The transformers processor that goes with the weights, or None."""
     folder, other = opened.processor_folder, nanovlm.recognises(opened.config)
-    if not wanted:
-        log("note: the result has no processor")
-        return None
     try:
         found = nanovlm.as_idefics(folder) if other else Processor.from_pretrained(folder).hf_processor
-    except ProcessorError as error:
+    except ProcessorError:
         names = ("processor_config.json", "preprocessor_config.json")
         if other or any((folder / name).is_file() for name in names):
-            raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
+            raise
         log("note: the result has no processor, as the original has none")
         return None
     if other:

@@ -7,15 +7,13 @@ torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: we
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -125,16 +123,8 @@ class Ranks:
         )
 
     def reason(self, error: Exception) -> str:
-        """Why this rank leaves, as a sentence that names it among others; torchrun is told as well."""
-        if not self.together:
-            return one_line(error)
-        sentence = f"rank {self.rank} of {self.world_size}: {one_line(error)}"
-        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if file and not isinstance(error, LostRankError):
-            report = {"message": sentence, "timestamp": int(time.time())}
-            with suppress(OSError):
-                Path(file).write_text(json.dumps(report), encoding="utf-8")
-        return sentence
+        """Why this rank leaves, as a sentence that names it among others."""
+        return f"rank {self.rank} of {self.world_size}: " * self.together + one_line(error)
 
     def close(self) -> None:
         if self.together and dist.is_initialized():

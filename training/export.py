@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from data.processor import Processor
 from messages import one_line
 from models.checkpoints.files import CheckpointError
-from models.checkpoints.hub import client, one_sentence
 from models.checkpoints.load import empty_model, parameter_shapes
 from models.checkpoints.save import Pending, model_card, public_name, written
 from models.checkpoints.sources import open_files
@@ -185,12 +184,5 @@ def push(config: TrainConfig) -> None:
     It stays in the folder if this fails, and the same command tries again."""
     model = VisionLanguageModel.from_pretrained(config.output, dtype="stored")
     processor = Processor.from_pretrained(config.output, config=model.config)
-    repository, hub = config.push_to_hub, client().HfApi()
-    with one_sentence(repository, None, "the upload"):
-        before = hub.model_info(repository).sha if hub.repo_exists(repository) else None
     # The client leaves out files of which the Hub has the same bytes; of none, it makes no commit.
-    address = model.push_to_hub(repository, processor)
-    if before is not None and address.endswith(f"/{before}"):
-        print(f"{repository} has this model already; nothing was uploaded")
-    else:
-        print(address)
+    print(model.push_to_hub(config.push_to_hub, processor))

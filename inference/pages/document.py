@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +48,7 @@ _MARK = re.compile(  # "at" is none of DocTags': it says where what follows stan
     r"|<(?:loc|at)_[\d.]+>|<_[\w+#.)-]+_>|<(?:[feluxn]cel|[cr]hed|srow|nl)>)"
 )
 _CELL = re.compile(r"<([felux]cel|[cr]hed|srow)>")
+_BARE = ("ecel", "lcel", "ucel", "xcel")
 _LESS = "\ue000"  # stands for < where that begins no mark
 _ATTRIBUTES = r"""(?:\s+[\w-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s<>"']+))*\s*/?>"""
 _NO_TABLE = re.compile(rf"<(?!/?(?:table|thead|tbody|tfoot|tr|td|th|br|b|i|p|em|strong|su[bp]){_ATTRIBUTES})")
@@ -104,11 +106,7 @@ def page_document(
     document = document or DoclingDocument(name="document")
     document.add_page(page_no=number, size=Size(width=image.width, height=image.height))
     for piece, end in zip(pieces, [*(one.at for one in pieces[1:]), len(text)]):
-        if (
-            piece.tag not in ("list_item", *_PICTURES)
-            and not piece.captions
-            and not "".join(piece.said).strip()
-        ):
+        if not ("".join(piece.said).strip() or piece.captions or piece.tag in ("list_item", *_PICTURES)):
             continue
         while groups and groups[-1][0] not in piece.groups:
             groups.pop()
@@ -168,10 +166,9 @@ def _table(otsl: str) -> TableData | None:
     for line in otsl.split("<nl>"):
         loose, *marks = (one.strip().replace("<", _LESS) for one in _CELL.split(line))
         cells = [("fcel", loose)] * bool(loose) + [*zip(marks[::2], marks[1::2])]
-        # docling-core wants text in cells of every kind but these, and none in these.
-        kinds = [(("fcel" if kind[1:] == "cel" else kind) if text else kind, text) for kind, text in cells]
-        bare = ("lcel", "ucel", "xcel")
-        rows.append([f"<{kind if text or kind in bare else 'ecel'}>{text}" for kind, text in kinds])
+        # docling-core wants text in every cell of a kind with text, and none in the others.
+        cells = [("fcel" if text and kind in _BARE else kind, text) for kind, text in cells]
+        rows.append([f"<{kind if text or kind in _BARE else 'ecel'}>{text}" for kind, text in cells])
     rows, width = [row for row in rows if row], max(map(len, rows))
     if len(rows) * width > 200_000:
         return None
@@ -241,14 +238,16 @@ def _marked(text: str) -> str:
                 begin += f"{at}<unordered_list>"
             return f"{begin}{at}<list_item><_{said}_>"
         depths.clear()
+        tag = {"table": "otsl", "bars": "otsl", "rest": "page_break"}.get(
+            kind, kind.replace("dollars", "formula")
+        )
         if kind == "code":
             language = found["language"].strip()
             said = (f"<_{language}_>" if re.fullmatch(r"[\w+#.-]+", language) else f"{language}\n") + said
-        level = len(found["sharps"] or "") - 1
-        tag = {"code": "code", "table": "otsl", "bars": "otsl", "rest": "page_break"}.get(kind, "formula")
-        if kind == "picture":
-            tag, said = kind, f"<caption>{said.replace('](', ' ')}</caption>"
+        elif kind == "picture":
+            said = f"<caption>{said.replace('](', ' ')}</caption>"
         elif kind == "heading":
+            level = len(found["sharps"]) - 1
             tag = f"section_header_level_{level}" if level else "title"
         return f"{at}<{tag}>{said}</{tag}>"
 
@@ -258,27 +257,22 @@ def _marked(text: str) -> str:
 def _html(source: str) -> str:
     """A table of HTML in OTSL."""
     tree = etree.HTML(_NO_TABLE.sub("&lt;", source), etree.HTMLParser(huge_tree=True))
-    lines, grid = [*tree.iter("tr")], dict[tuple[int, int], str]()
-    for row, line in enumerate(lines):
-        column = 0
-        for cell in line.iterchildren("td", "th"):
-            while (row, column) in grid:
-                column += 1
-            spans = (re.sub(r"\D", "", cell.get(name, ""))[:3] for name in ("rowspan", "colspan"))
-            high, wide = (max(int(one or 1), 1) for one in spans)
-            for i in range(min(high, len(lines) - row)):
-                for j in range(wide):
-                    grid.setdefault(
-                        (row + i, column + j), "<xcel>" if i and j else "<ucel>" if i else "<lcel>"
-                    )
-            text = " ".join(cell.itertext()).replace("<", _LESS)
-            grid[row, column] = f"<{'fcel' if cell.tag == 'td' else 'ched'}>{text}"
-    width = max((column + 1 for _, column in grid), default=0)
-    rows = (
-        "".join(grid.get((row, column), "<ecel>") for column in range(width)) for row in range(len(lines))
-    )
     loose = "".join(tree.xpath(".//text()[not(ancestor::*[self::td or self::th][parent::tr])]"))
-    return "<nl>".join((loose.replace("<", _LESS), *rows))
+    rows, taken = [loose.replace("<", _LESS)], Counter[int]()  # rows that cells above still take of a column
+    for line in tree.iter("tr"):
+        row, column = "", 0
+        for cell in (*line.iterchildren("td", "th"), None):
+            while taken[column]:
+                taken[column], column, row = taken[column] - 1, column + 1, f"{row}<ucel>"
+            if cell is not None:
+                spans = (re.sub(r"\D", "", cell.get(name, ""))[:3] for name in ("rowspan", "colspan"))
+                high, wide = (max(int(one or 1), 1) for one in spans)
+                taken.update({column + more: high - 1 - taken[column + more] for more in range(wide)})
+                text = " ".join(cell.itertext()).replace("<", _LESS)
+                row += f"<{'fcel' if cell.tag == 'td' else 'ched'}>{text}" + "<lcel>" * (wide - 1)
+                column += wide
+        rows.append(row)
+    return "<nl>".join(rows)
 
 
 def _bars(text: str) -> str:

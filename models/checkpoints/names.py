@@ -33,6 +33,7 @@ MODELS = {
     "internvl3.5-2b": Known("OpenGVLab/InternVL3_5-2B-HF", 4.7, "the same, more reliably"),
     "internvl3.5-4b": Known("OpenGVLab/InternVL3_5-4B-HF", 9.5, "the same, and questions that need thought"),
     "internvl3.5-8b": Known("OpenGVLab/InternVL3_5-8B-HF", 17.1, "the same, the largest of these"),
+    "qianfan-ocr": Known("baidu/Qianfan-OCR", 9.5, "pages as Markdown, tables and formulas in detail"),
     "lfm2.5-vl-450m": Known("LiquidAI/LFM2.5-VL-450M", 0.9, "photographs and text, quick on a laptop"),
     "lfm2.5-vl-1.6b": Known("LiquidAI/LFM2.5-VL-1.6B", 3.2, "the same, more reliably"),
     "qwen2.5-vl-3b": Known("Qwen/Qwen2.5-VL-3B-Instruct", 7.5, "documents, screens, boxes and points"),
