@@ -49,7 +49,7 @@ from inference.attribution import sheet
 from inference.command import EXAMPLE_IMAGE, ROOT, log
 from inference.errors import user_errors, user_message
 from inference.flags import STDIN, Parser, positive
-from inference.printing import Aside, GreyText, print_result, stats_table
+from inference.printing import Aside, print_result, stats_table
 from messages import for_terminal
 
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
@@ -127,7 +127,7 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
     single, pieces = args.num_answers == 1 and not args.json, reply
     if args.draft:
-        pieces = reply.after_draft(GreyText(not args.json), args.json or args.stats)
+        pieces = reply.after_draft(not args.json, args.json or args.stats)
     texts: Iterator[str] = (piece for _, piece in pieces)
     if single and reply.checkpoint.thinking is not None:
         aside = Aside()

@@ -48,7 +48,7 @@ class Pages:
         else:
             self._image, self._orientation = open_file(self._file, limits, name)
             with refusing_damage(f"{name}: the image"):
-                self.count = self._image.n_frames if self._image.format == "TIFF" else 1
+                self.count = getattr(self._image, "n_frames", 1) if self._image.format == "TIFF" else 1
         if not self.count:
             raise ImageError(f"{name}: expected a document with pages, got none")
 
@@ -70,9 +70,9 @@ class Pages:
             page = self._pdf[number - 1]
             size = page.get_size()  # in points, as it is turned
             scale = min(DPI / 72, math.sqrt(self._limits.max_pixels / math.prod(size)))
-        scan = [max(1, math.floor(side * scale)) for side in size]
-        check_size(*scan, self._limits, name)
-        side = max(scan) if images is None else seen_side(images, *scan)
+            width, height = (max(1, math.floor(side * scale)) for side in size)
+        check_size(width, height, self._limits, name)
+        side = max(width, height) if images is None else seen_side(images, width, height)
         with refusing_damage(name):
             # A little less, because the sides are rounded up.
             image = page.render(scale=(side - 0.01) / max(size)).to_pil().convert("RGB")

@@ -4,6 +4,7 @@
     python -m eval --tasks shapes --model runs/shapes --limit 500
     python -m eval --tasks shapes --samples 8 --temperature 0.8   # pass@k and majority@k of 8 answers
     python -m eval --tasks drawings --model runs/world          # in varied styles: recipes/world
+    python -m eval --tasks pages --controls                     # ten pages, or those of --data: recipes/pages
     python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
     python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt
@@ -62,10 +63,12 @@ OF_DATA = (
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
-    add("--tasks", type=names, metavar="NAMES", help="shapes, drawings, or tasks of lmms-eval, by commas")
-    rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]"
+    tasks = "shapes, drawings, pages, or tasks of lmms-eval, by commas"
+    add("--tasks", type=names, metavar="NAMES", help=tasks)
+    rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]; "
+    rows += "with --tasks pages, a folder of pages (recipes/pages)"
     add("--data", type=dataset, metavar="PATH", help=rows)
-    most = "maximum number of questions (shapes, drawings: default 2000)"
+    most = "maximum number of questions (shapes, drawings, pages: default 2000)"
     add("--limit", type=positive, metavar="N", help=most)
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
@@ -92,7 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
     prompt = "prompt template with column names in braces; \\n is a new line"
     add("--prompt", default="", metavar="TEXT", help=prompt)
     add("--system", default="", metavar="TEXT", help="system message before every question")
-    add("--max-new-tokens", type=positive, metavar="N", help="maximum tokens to generate (default 32)")
+    tokens = "maximum tokens to generate (default 32; of a page, by its size)"
+    add("--max-new-tokens", type=positive, metavar="N", help=tokens)
     add("--allow-urls", action="store_true", help="fetch images that rows name by URL")
     add("--allow-outside", action="store_true", help="open images outside of the data's folder")
     add("--allow-text-only", action="store_true", help="accept rows without any image")
@@ -159,6 +163,11 @@ def _sides(text: str) -> tuple[str, str]:
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = build_parser()
     settings = parser.parse_args(arguments)
+    settings.pages = {}
+    if settings.tasks == ["pages"]:  # which have a folder, and may have a limit
+        settings.pages = {"folder": settings.data and settings.data["path"], "limit": settings.max_new_tokens}
+        settings.data = settings.max_new_tokens = None
+        settings.max_pixels = settings.max_pixels or 2**21  # as `generate.py read` has it
     if bool(settings.tasks) == bool(settings.data):
         parser.error("expected either --tasks or --data")
     of_data = ["--" + name.replace("_", "-") for name in OF_DATA if getattr(settings, name)]
@@ -171,8 +180,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         parser.error("--samples: expected with a --temperature, such as 0.8")
     if not settings.samples and (settings.temperature is not None or settings.sample_seed is not None):
         parser.error("--temperature, --sample-seed: expected with --samples")
-    if settings.seed is not None and not set(OWN) & set(settings.tasks):
-        parser.error(f"--seed: belongs to --tasks {' and '.join(OWN)}")
+    if settings.seed is not None and not ({*OWN} - {"pages"}) & {*settings.tasks}:
+        parser.error("--seed: belongs to --tasks shapes and drawings")
     return settings
 
 

@@ -26,6 +26,7 @@ from eval.tasks import Draws, EvalSample, EvalTask
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer
+from inference.answer_text import TextStream
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint
 from inference.conversation import Turn, messages_of
@@ -154,6 +155,7 @@ def answers(
     held: dict[str, list[Visual]] = {}  # of the group in work: opened and cut once
     left: list[Request] = []  # of the question in work, for its other answers
     budgets: dict[int, int | None] = {}  # of thinking: what the context leaves of `think`
+    pages: dict[int, Any] = {}  # the `PageForm` of questions that are pages
 
     def request(number: int, draw: int) -> Request:
         if draw and left:
@@ -165,12 +167,15 @@ def answers(
                 one for source in sample.images() for one in _visuals(checkpoint, source, blank)
             ]
         row = _encode(checkpoint.processor, held[sample.group], sample, think is not None)
+        own, form, limit = options, None, sample.max_new_tokens
+        if sample.page is not None:
+            page = pages[number] = sample.page(checkpoint)
+            form, limit = page.constraint(), page.limit
+        elif sample.choices and draws is None:  # several answers are what a model says by itself
+            form = checkpoint.forms.constraint(choice_grammar(sample.choices))
         if draws is not None:
             own = replace(options, seed=draws.seed_of(sample))
-        else:  # several answers are what a model says by itself, not the likeliest of the choices
-            form = checkpoint.forms.constraint(choice_grammar(sample.choices)) if sample.choices else None
-            own = held_to(options, form)
-        first, *left[:] = requests_for(checkpoint, row, sample.max_new_tokens, own)
+        first, *left[:] = requests_for(checkpoint, row, limit, held_to(own, form))
         budgets[number] = budget_of(first.options)
         return first
 
@@ -186,9 +191,14 @@ def answers(
                 thought = checkpoint.thinking.span(done.token_ids, think is not None).thought
             if thought or think is not None:
                 thinking = said, thought, thinking_end(checkpoint, done.token_ids, budgets[number])
-            choices, decision = samples[number].choices, done.decision
+            choices, decision, ended = samples[number].choices, done.decision, done.stop_reason
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
-            about = done.stop_reason, thinking, done.confidence, shares
+            if page := pages.get(number):
+                stream = TextStream(checkpoint.processor.tokenizer, skip_special_tokens=False)
+                own_ids = (one for one in done.token_ids[thought:] if one not in checkpoint.stop_token_ids)
+                text = "".join(map(stream.put, own_ids)) + stream.finish()
+                ended = {"whole": "stop", "cut": "length"}.get(how := page.ended(done), how)
+            about = ended, thinking, done.confidence, shares
             yield number, EvalAnswer(text, len(done.token_ids) - thought, *about, draw=draw)
 
 

@@ -60,7 +60,9 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     tasks = []
     if settings.data:
         tasks.append(_data_task(settings, ranks.device))
-    tasks += [own_task(name, settings.limit, settings.seed or 0) for name in OWN if name in settings.tasks]
+    for name in (name for name in OWN if name in settings.tasks):
+        more = {} if name != "pages" else {"reading": _processor(settings, ranks.device).reading}
+        tasks.append(own_task(name, settings.limit, settings.seed or 0, **more, **(more and settings.pages)))
     think = settings.think_tokens or THINK_TOKENS if settings.think else None
     draws = None
     if settings.samples:
@@ -106,11 +108,16 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     asked = {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit", "holdout")}
     asking, options = Asking(settings.prompt.replace("\\n", "\n"), **asked), dict(settings.metric_option)
     if settings.metric == "boxes":
-        seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
-        form_for = Processor.from_pretrained(settings.model, **seen).form
+        form_for = _processor(settings, on).form
         boxes, of_boxes = boxes_of(entry, form_for, options)
         asking, options = replace(asking, boxes=boxes, form_for=form_for), options | of_boxes
     return data_task(entry, find_metric(settings.metric or "exact_match", **options), asking)
+
+
+def _processor(settings: argparse.Namespace, on: torch.device) -> Processor:
+    """That of the model, before its weights are read."""
+    seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
+    return Processor.from_pretrained(settings.model, **seen)
 
 
 def _run_own(

@@ -61,6 +61,7 @@ class Metric:
     description: normalisation, formula and source in one sentence; runs are resumed and compared by it.
     score: (answer, targets, the row's other columns) -> 0 to 1. Raises MetricError where that is impossible.
     summarise: all questions -> figures, of which "score" is the one that is reported.
+    parts: all questions -> scores by name that are reported beside, each of the questions that have it.
     targets_needed: with fewer targets no answer can score 1.
     chooses: where a prompt lists choices, the answer is the likeliest of their letters.
     same: (answer, the row's other columns) -> what is equal for answers that are one in a vote; None where
@@ -71,6 +72,7 @@ class Metric:
     description: str
     score: Callable[[str, Sequence[str], Fields], float]
     summarise: Callable[[Sequence[Scored]], dict[str, float]] = mean_score
+    parts: Callable[[Sequence[Scored]], Mapping[str, Sequence[float]]] = lambda scored: {}
     targets_needed: int = 1
     chooses: bool = False
     same: Callable[[str, Fields], Hashable] | None = None
@@ -167,15 +169,29 @@ def vqa_accuracy(style: Literal["vqav2", "textvqa"] = "vqav2") -> Metric:
 
 
 # -------------------------------------------------------------------------------------------------- ANLS
-def _edit_distance(one: str, other: str) -> int:
-    """Levenshtein's distance: insertions, deletions and replacements of a letter."""
-    above = list(range(len(other) + 1))  # distances of one[:i] to every beginning of `other`
-    for i, letter in enumerate(one, 1):
-        row = [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (letter != wanted)))
-        above = row
-    return above[-1]
+def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """Levenshtein's distance: insertions, deletions and replacements of a letter, or of another element. The
+    bits of integers are the differences in a column of its table (Hyyrö 2003)."""
+    if not one or one == other:
+        return 0 if one else len(other)
+    at: dict[Hashable, int] = {}
+    for place, letter in enumerate(one):
+        at[letter] = at.get(letter, 0) | 1 << place
+    mask, last = (1 << len(one)) - 1, 1 << len(one) - 1
+    more, less, distance = mask, 0, len(one)  # places of `one` where the distance grows by 1, or falls
+    for letter in other:
+        equal = at.get(letter, 0)
+        same = ((equal & more) + more ^ more | equal | less) & mask
+        up, down = less | ~(same | more) & mask, same & more
+        distance += bool(up & last) - bool(down & last)
+        up = up << 1 | 1
+        more, less = (down << 1 | ~(same | up)) & mask, up & same & mask
+    return distance
+
+
+def similarity(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """1 - the edit distance over the length of the longer one; 1 for two that are empty."""
+    return 1 - edit_distance(one, other) / max(len(one), len(other), 1)
 
 
 def anls(threshold: Share = 0.5) -> Metric:
@@ -185,7 +201,7 @@ def anls(threshold: Share = 0.5) -> Metric:
         # The official scorer squeezes spaces before it compares, but counts them in the length.
         length = max(len(target.upper()), len(answer.upper()))
         squeezed = (" ".join(text.lower().split()) for text in (target, answer))
-        return _edit_distance(*squeezed) / length if length else 0.0
+        return edit_distance(*squeezed) / length if length else 0.0
 
     def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
         similarity = 1 - min(distance(answer, target) for target in targets)

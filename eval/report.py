@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.images import load_image
 from data.video import Clip
-from eval.results import CONTROLS, KINDS, Record, best_name, cut_off, write_text
+from eval.results import CONTROLS, KINDS, Record, best_name, cut_off, part_text, write_text
 from eval.tasks import EvalSample, EvalTask
 
 SHOWN = 12  # samples of each kind
@@ -51,6 +51,7 @@ def write_report(
     numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
     numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
     numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
+    numbers |= {name.replace("_", " "): part_text(part) for name, part in results["parts"].items()}
     for row in results["at_k"][-1:]:
         titles = best_name(results), "majority"
         numbers |= {f"{title}@{row['k']}": f"{row[name]['score']:.1%}" for title, name in zip(titles, KINDS)}

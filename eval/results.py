@@ -70,12 +70,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------- figures
+def mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """{"score": their mean, "interval": [low, high], "n": their number}."""
+    interval = list(score_interval(values))
+    return {"score": math.fsum(values) / len(values), "interval": interval, "n": len(values)}
+
+
 def figures(metric: Metric, scored: Sequence[Sequence[Scored]]) -> dict[str, Any]:
-    """{"score", "interval": [low, high], "n"}, and the metric's other figures, from the answers to each
-    question."""
-    summary = metric.summarise([one for answers in scored for one in answers])
-    interval = score_interval([mean_score(answers)["score"] for answers in scored])
-    return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
+    """`mean_of` the scores of the answers to each question, the same of the metric's "parts", and its other
+    figures."""
+    flat = [one for answers in scored for one in answers]
+    parts = {name: mean_of(values) for name, values in metric.parts(flat).items()}
+    own = mean_of([mean_score(answers)["score"] for answers in scored])
+    return own | metric.summarise(flat) | {"parts": parts}
 
 
 def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dict[str, Any]]:
@@ -94,13 +101,9 @@ def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dic
         return sum(scores) / len(scores)
 
     for k in sorted({2**power for power in range(count.bit_length())} | {count}):
-        row: dict[str, Any] = {"k": k}
-        for name, values in (
-            ("best", [best_of(record["scores"], k) for _, record in asked]),
-            ("majority", [voted(sample, record, k) for sample, record in asked]),
-        ):
-            row[name] = {"score": math.fsum(values) / len(values), "interval": list(score_interval(values))}
-        rows.append(row)
+        best = [best_of(record["scores"], k) for _, record in asked]
+        won = [voted(sample, record, k) for sample, record in asked]
+        rows.append({"k": k, "best": mean_of(best), "majority": mean_of(won)})
     return rows
 
 
@@ -128,13 +131,13 @@ def summarise(
     own = scored(records)
     common, beside = {}, {}
     if blind is not None:
-        common = task.majority()
+        common = {} if task.samples[0].page else task.majority()  # no two pages have one answer
         guesses = {}
-        for one in task.samples:
+        for one in task.samples if common else ():
             guess = common[one.family]
             score = task.metric.score(guess, one.targets, one.fields)
             guesses[one.id] = {"answer": guess, "score": score}
-        beside = {"majority": scored(guesses), "blind": scored(blind)}
+        beside = ({"majority": scored(guesses)} if common else {}) | {"blind": scored(blind)}
     rows = []
     for family, places in by_family(range(len(own)), lambda i: task.samples[i].family).items():
         row = {"name": family} | figures(task.metric, [own[i] for i in places])
@@ -152,12 +155,13 @@ def summarise(
         if "confidence" in one
     ]
     listed = [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]]
-    named = ("name", "score", "interval", "n", "at_k", *beside)
+    named = ("name", "score", "interval", "n", "at_k", "parts", *beside)
     return {
         "score": overall["score"],
         "interval": overall["interval"],
         "confidence": CONFIDENCE,
         "n": overall["n"],
+        "parts": overall["parts"],
         "figures": {key: value for key, value in overall.items() if key not in named},
         "calibration": calibration(*zip(*sure)) if sure else None,
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
@@ -198,18 +202,24 @@ def by_class(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[st
 
 
 def stop_reasons(records: Iterable[Record], name: str = "stop_reason") -> dict[str, int]:
-    """How many answers ended for which reason: "stop", "length" or "error". Records of earlier versions do
-    not say, and are not counted."""
+    """How many answers ended for which reason: "stop", "length", "guard" or "error". Records of earlier
+    versions do not say, and are not counted."""
     found = (record[name] for record in records if name in record)
     return dict(Counter(one for each in found for one in ([each] if isinstance(each, str) else each) if one))
 
 
 def cut_off(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """How many answers reached the limit of tokens, and how many thoughts theirs, and of how many; nothing
-    where nobody knows, as of results of earlier versions."""
-    titles = {"cut off": "stop_reasons", "thinking ended by force": "thinking_stop_reasons"}
-    found = {title: counts for title, name in titles.items() if (counts := results.get(name))}
-    return {title: (counts.get("length", 0), sum(counts.values())) for title, counts in found.items()}
+    """How many answers reached the limit of tokens, pages were closed by the guard against repetition, and
+    thoughts reached their limit, and of how many; nothing where nobody knows, as of results of earlier
+    versions."""
+    own, thinking = (results.get(f"{name}s") or {} for name in ENDED)
+    ends = {"cut off": (own, "length"), "closed by the guard": (own, "guard")}
+    ends["thinking ended by force"] = thinking, "length"
+    return {
+        title: (counts.get(reason, 0), sum(counts.values()))
+        for title, (counts, reason) in ends.items()
+        if counts and (reason == "length" or reason in counts)
+    }
 
 
 def cut_off_text(results: Mapping[str, Any]) -> str:
@@ -228,12 +238,20 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The families of `summarise` as a Markdown table."""
     names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"} | CONTROLS
     names = {key: title for key, title in names.items() if key in rows[0]}
-    lines = [f"| questions about | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
+    parts = rows[-1].get("parts", {})  # earlier versions have none
+    titles = "questions about", *names.values(), *parts, "n"
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
+        cells += [part_text(row["parts"].get(part)) for part in parts]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
     return "\n".join(lines)
+
+
+def part_text(part: Mapping[str, Any] | None) -> str:
+    """ "81.2% (70.0% to 88.9%)", or "-" where no question has it"""
+    return f"{part['score']:.1%} ({interval_text(part['interval'])})" if part else "-"
 
 
 def classes_text(rows: Sequence[Mapping[str, Any]]) -> str:

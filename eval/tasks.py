@@ -51,6 +51,7 @@ class EvalSample:
     choices: what the likeliest one of is its answer; () for whatever a model says.
     family: what kind of question it is; "" where the data do not say.
     fields: the row's other columns, for the metric.
+    page: where the answer is the whole text of a page: an open checkpoint -> its `PageForm`.
     """
 
     id: str
@@ -66,6 +67,7 @@ class EvalSample:
     family: str = ""
     system: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    page: Callable[[Any], Any] | None = None
 
     @property
     def likeliest_target(self) -> str:
@@ -209,16 +211,17 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
 
 # Tasks that are not lmms-eval's, each by the function that makes it: (number of questions, seed) -> EvalTask.
 OWN = {"shapes": "eval.tasks:shapes_task", "drawings": "recipes.world.evaluation:drawings_task"}
+OWN["pages"] = "recipes.pages.evaluation:pages_task"
 
 
-def own_task(name: str, questions: int | None = None, seed: int = 0) -> EvalTask:
-    """One of OWN. Raises TaskError where what it needs is not installed."""
+def own_task(name: str, questions: int | None = None, seed: int = 0, **more: Any) -> EvalTask:
+    """One of OWN; `more` is what it takes besides. Raises TaskError where what it needs is not installed."""
     try:
         make = resolve_name(OWN[name])
     except ImportError as error:
         folder = Path(*OWN[name].split(":")[0].split(".")[:-1])
         raise TaskError(f"{name}: needs {error.name}: pip install -r {folder}/requirements.txt") from None
-    return make(questions or SHAPES_QUESTIONS, seed)
+    return make(questions or SHAPES_QUESTIONS, seed, **more)
 
 
 # ------------------------------------------------------------------------------------ official tasks

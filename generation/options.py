@@ -41,28 +41,14 @@ class SamplingParams:
     temperature: float = sampling(0.0, "T", "sampling temperature; 0 is greedy", low=0)
     top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", True, low=0)
     top_p: float = sampling(
-        1.0,
-        "P",
-        "sample from the likeliest tokens that have probability P together; 1 is off",
-        True,
-        over=0,
-        high=1,
+        1.0, "P", "sample from the likeliest tokens of probability P together; 1 is off", True, over=0, high=1
     )
     min_p: float = sampling(
-        0.0,
-        "P",
-        "drop tokens that are less likely than P times the most likely; 0 is off",
-        True,
-        low=0,
-        high=1,
+        0.0, "P", "drop tokens less likely than P times the most likely one; 0 is off", True, low=0, high=1
     )
     repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
     frequency_penalty: float = sampling(
-        0.0,
-        "F",
-        "subtract F from a token's logit for each time that the answer has it; 0 is off",
-        low=-2,
-        high=2,
+        0.0, "F", "subtract F from a token's logit for each time the answer has it; 0 is off", low=-2, high=2
     )
     presence_penalty: float = sampling(
         0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off", low=-2, high=2

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
         files = BatchFiles(source, args.out, args.model, options, args.shard)
         if source.key != "line":
-            log(f"{counted(len(source.entries), source.noun)} about images of {source.name}")
+            of = "of" if source.key == "page" else "about images of"
+            log(f"{counted(len(source.entries), source.noun)} {of} {source.name}")
         given = {key for _, value in source.entries if isinstance(value, dict) for key in value}
         if unknown := given - {*KEYS}:
             log(f"keys without a meaning here, which results keep under other: {some(unknown)}")

@@ -34,7 +34,7 @@ from inference.conversation import Conversation
 from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import check_image_name, is_image_name, log
-from inference.printing import Aside, GreyText, seen_at, stats_table
+from inference.printing import Aside, seen_at, stats_table
 from inference.results import to_json
 from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean, for_terminal
@@ -139,10 +139,10 @@ class Chat:
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
         draft, stats = self._args.draft, self._args.stats
-        seen, grey, aside = "", GreyText(draft), Aside()
+        seen, aside = "", Aside()
         with conversation.send(question, images, options, draft) as reply:
             reply.hear = lambda _, piece: aside.put(piece)
-            pieces = aside.before(reply.after_draft(grey, draft and stats))
+            pieces = aside.before(reply.after_draft(draft, draft and stats))
             pixels = conversation.checkpoint.pixels(reply.row, form_of(options) is None)
             try:
                 for piece in pixels.each(pieces):
@@ -152,7 +152,7 @@ class Chat:
                 if not self.at_terminal:
                     raise
             finally:
-                if seen or reply.kept or grey.visible:
+                if seen or reply.kept:
                     print(flush=True)
         result = reply.finish()
         if not reply.kept:

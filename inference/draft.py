@@ -17,6 +17,7 @@ that the rest will take, which is estimated from the time that its own first tok
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from inference.answer import Reply, encode, inputs_of, read_answer, start
 from inference.answer_text import AnswerText
 from inference.checkpoint import Checkpoint
 from inference.forms import for_choices
-from inference.printing import GreyText
+from inference.printing import Aside
 from inference.thinking import Think
 
 SHARE = 0.025  # of the time that the rest is expected to take: a draft goes on for so long
@@ -126,26 +127,17 @@ class DraftedReply(Reply):
                 yield text.put(token_id)
             yield text.finish()
 
-    def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
-        """The pieces of the answer, after the draft was made and shown, which goes when they come.
-
-        A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
-        """
-        if grey.possible or always:
-            for piece in self.checkpoint.pixels(self.short or self.row).each(self.draft()):
-                grey.put(piece)
-
-        def replacing() -> Iterator[tuple[int, str]]:
+    def after_draft(self, shown: bool, always: bool = False) -> Iterator[tuple[int, str]]:
+        """The pieces of the answer, after the draft was made, which is `shown` if stderr is a terminal. One
+        that is not is not made, unless `always`."""
+        aside = Aside("draft")
+        if (shown := shown and sys.stderr.isatty()) or always:
             try:
-                for number, piece in self:
-                    grey.clear()
-                    yield number, piece
-            except Exception:  # an answer that failed leaves no draft
-                grey.clear()
-                raise
-            grey.clear()
-
-        return replacing()
+                for piece in self.checkpoint.pixels(self.short or self.row).each(self.draft()):
+                    aside.put(piece * shown)
+            finally:
+                aside.end()
+        return iter(self)
 
     def describe(self, output: GenerationOutput | None) -> dict[str, Any]:
         """The fields of `Reply.finish`. Where there was to be a "draft": its text, how many tokens it has and

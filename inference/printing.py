@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import shutil
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,7 +16,7 @@ from messages import counted, for_terminal
 
 MOST_SHOWN = 5  # failures of a batch on stderr
 MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
-GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
+GREY, PLAIN = "\033[90m", "\033[0m"
 
 
 def seen_at(rule: Any, visual: Any) -> str:
@@ -98,66 +95,28 @@ def print_result(
         say([f"{number + 1}. {result['answers'][number]}"])
 
 
-def width(character: str) -> int:
-    """Columns that a character takes."""
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # accents, and what joins or directs others
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-class GreyText:
-    """Text on stdout that can be taken away again, if that is a terminal (`possible`). It begins in the first
-    column and ends where more would scroll its beginning out of sight."""
-
-    def __init__(self, wanted: bool = True) -> None:
-        self.possible = wanted and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self.visible = self._full = False
-        self._columns, self._lines = shutil.get_terminal_size()
-        self._row = self._column = 0  # of the cursor, from where the text begins
-
-    def put(self, piece: str) -> None:
-        """Show more of it."""
-        fitting = ""
-        for character in for_terminal(piece).replace("\t", " "):
-            wide = width(character)
-            if character == "\n" or self._column + wide > self._columns:
-                self._full = self._full or self._row + 2 > self._lines
-                self._row, self._column = self._row + (not self._full), 0
-            if self._full:
-                break
-            self._column += wide * (character != "\n")
-            fitting += character
-        if self.possible and fitting:
-            print(GREY + fitting + PLAIN, end="", flush=True)
-            self.visible = True
-
-    def clear(self) -> None:
-        """Take it away."""
-        if self.visible:
-            print((UP.format(self._row) if self._row else "") + ERASE, end="", flush=True)
-        self.visible, self._row, self._column = False, 0, 0
-
-
 class Aside:
-    """What a model thinks before it answers, on stderr while it is made: in grey at a terminal."""
+    """What comes before an answer, thinking or a draft, on stderr while it is made: in grey at a terminal."""
 
-    _begun = False
+    def __init__(self, name: str = "thinking"):
+        self._name, self._begun = name, False
 
     def put(self, piece: str) -> None:
         """More of it."""
-        self._print(piece if self._begun else f"[thinking] {piece}")
-        self._begun = True
+        if piece:
+            self._print(piece if self._begun else f"[{self._name}] {piece}")
+            self._begun = True
 
     def before(self, pieces: Iterable[tuple[int, str]]) -> Iterator[str]:
         """The pieces of the answer that comes after it."""
         try:
             for _, piece in pieces:
-                self._end()
+                self.end()
                 yield piece
         finally:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         if self._begun:
             self._print("\n\n")
         self._begun = False

@@ -70,15 +70,16 @@ def pages_of(args: argparse.Namespace) -> Questions:
     """The pages of documents, as questions about each. Raises RequestError where there is no document."""
     found = questions_of_images(args.names, [""], endings=ENDINGS | {".pdf"})
     entries, unread = list[tuple[Any, Any]](), [*found.unread]
-    for source, asked in found.entries:
+    for source, _ in found.entries:
         try:
             with closing(Pages(Path(source), source)) as pages:
                 count, size = pages.count, os.path.getsize(source)
             wanted = [n for n in range(1, count + 1) if any(first <= n <= last for first, last in args.pages)]
             if not wanted:
                 raise ImageError(f"{source}: expected one of its {count} pages among --pages")
-            asked["question"] = f"pages of {count} in {size} bytes"  # other results are of another document
-            entries += [(f"{source}#{number:05}", asked | {"page": number}) for number in wanted]
+            # Results with another question are of another document.
+            about = {"image": source, "question": f"pages of {count} in {size} bytes"}
+            entries += [(f"{source}#{number:05}", {**about, "page": number}) for number in wanted]
         except (ImageError, OSError) as error:
             unread.append(one_line(error))
     return replace(found, key="page", noun="page", entries=entries, unread=unread)

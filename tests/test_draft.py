@@ -6,7 +6,6 @@ import io
 import math
 import os
 import random
-import re
 import sys
 from copy import copy
 from dataclasses import replace
@@ -23,7 +22,7 @@ from generation.session import Session
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.draft import Draft
-from inference.printing import ERASE, GREY, GreyText
+from inference.printing import GREY
 from tests.invariants import fast_step
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
@@ -214,79 +213,20 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """Run generate.py with stdout a terminal: (exit status, what was printed there)."""
-    monkeypatch.setenv("TERM", "xterm")
-
-    def run(cli, *arguments):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", screen := Terminal())
-            return cli(*arguments)[0], screen.getvalue()
-
-    return run
-
-
-def test_on_a_terminal_the_draft_is_grey_until_the_answer_comes(cli, terminal, photo, always):
+def test_at_a_terminal_the_draft_stands_in_grey_before_the_answer(cli, photo, always, monkeypatch):
     ask = (photo, "-q", "how many?", "--max-new-tokens", 12)
-    _, answer, _ = cli(*ask)
-    status, shown = terminal(cli, *ask, "--draft")
-    _, found, rest = shown.partition(ERASE)
-    assert status == 0 and shown.startswith(GREY) and found and rest == answer
-    assert terminal(cli, *ask) == (0, answer)
-    assert terminal(cli, *ask, "--draft", "--json")[1].startswith("{")
+    expected = cli(*ask)[:2]
 
+    def shown(*more) -> tuple[tuple, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", screen := Terminal())
+            return cli(*ask, *more)[:2], screen.getvalue()
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a few words",
-        "exactly 10" * 2,
-        "a\n\nb\n",
-        "広い文字は二つ分ある",
-        "x" * 500,
-        "\033[2J\rgone\t",
-        "a\n" * 30,
-    ],
-)
-def test_grey_text_goes_without_a_trace(monkeypatch, text):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "10")
-    monkeypatch.setenv("LINES", "6")
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout := Terminal())
-        grey = GreyText()
-        for place in range(0, len(text), 3):
-            grey.put(text[place : place + 3])
-        written = stdout.getvalue()
-        grey.clear()
-    assert any(screen_after(written, 10, 6)), "something was shown"
-    assert not any(screen_after(stdout.getvalue(), 10, 6)), "and is no more"
-
-
-def screen_after(written: str, columns: int, lines: int) -> list[str]:
-    """What stands in each line of a small terminal whose cursor was in its last line, below "before"."""
-    rows, row, column = ["before", ""], 1, 0
-    for part in re.findall(r"\033\[\d*[a-zA-Z]|[^\033]", written):
-        if part == "\r":
-            column = 0
-        elif part == "\n":
-            row, column = row + 1, 0
-        elif part.endswith("A") and part != "A" and len(part) > 1:
-            row -= int(part[2:-1])
-            assert row >= len(rows) - lines, "above the screen"
-        elif part == "\033[J":
-            rows[row:] = [rows[row][:column]]
-        elif len(part) == 1:
-            width = 2 if ord(part) > 0x2FFF else 1
-            if column + width > columns:
-                row, column = row + 1, 0
-            rows += [""] * (row + 1 - len(rows))
-            rows[row] += part
-            column += width
-        rows += [""] * (row + 1 - len(rows))
-    assert rows[0] == "before"
-    return rows[1:]
+    answered, before = shown("--draft")
+    assert answered == expected and before.count(f"{GREY}[draft] ") == 1
+    for more in ((), ("--draft", "--json")):
+        assert GREY not in shown(*more)[1]
+    assert "[draft]" not in cli(*ask, "--draft")[2]  # no terminal
 
 
 # ----------------------------------------------------------------------------------- conversations, page

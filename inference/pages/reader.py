@@ -29,8 +29,8 @@ from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, page_document
-from inference.pages.ending import PageForm, page_form
-from messages import one_line
+from inference.pages.ending import page_form
+from messages import for_terminal, one_line
 
 # What a document says of a page that is not whole.
 NOTES = {
@@ -48,6 +48,7 @@ class Reader(Batch):
     task: of `data.reading.TASKS`. max_new_tokens: of a page; None: by its size.
     """
 
+    files: Any
     folder: Path = Path()
     format: str = "md"
     task: str = "page"
@@ -114,15 +115,19 @@ class Reader(Batch):
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             pictures = target.with_name(f"{target.stem}_pictures")
-            temporary.write_text(export(made, self.format, pictures), encoding="utf-8")
+            text = export(made, self.format, pictures)
+            temporary.write_text(for_terminal(text), encoding="utf-8")
 
 
 @dataclass(eq=False)
 class _Page(Question):
     """A page on its way to its text; `tiled` draws it."""
 
+    batch: Any
+    value: Any
+    tiled: Any
     size: tuple[int, int] = (0, 0)
-    form: PageForm | None = None
+    form: Any = None
 
     def next_request(self) -> Request:
         reader, checkpoint = self.batch, self.batch.checkpoint
@@ -144,13 +149,10 @@ class _Page(Question):
         ids = [one for one in output.token_ids if one not in checkpoint.stop_token_ids]
         skip = len(checkpoint.thinking.split(ids, False)[0]) if checkpoint.thinking else 0
         stream, text, tokens = TextStream(checkpoint.processor.tokenizer, False), "", list[Any]()
-        for token_id, said in zip(ids[skip:], output.logprobs[skip:]):
+        for token_id, said in zip(ids[skip:], (output.logprobs or [])[skip:]):
             begin, text = len(text), text + stream.put(token_id)
             tokens.append((begin, len(text), rounded(math.exp(said.logprob or 0.0))))
         result |= {"model": files.model, "question": self.value["question"], "size": self.size}
-        result |= {
-            "answers": [text + stream.finish()],
-            "ended": self.form.ended(output),
-        }
+        result |= {"answers": [text + stream.finish()], "ended": self.form.ended(output)}
         told = {"confidences": [rounded(output.confidence)], "tokens": tokens, "options": files.options}
         return result | told

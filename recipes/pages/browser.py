@@ -74,8 +74,7 @@ def make_pages(out: Path, count: int, seed: int, scale: float, chromium: str | N
         with sync_playwright() as play, (out / "pages.jsonl").open("w", encoding="utf-8") as lines:
             # Without a sandbox, so that root can start it: it shows what is made here alone.
             browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            view = {"width": 860, "height": 1160}
-            tab = browser.new_page(viewport=view, device_scale_factor=scale)
+            tab = browser.new_page(device_scale_factor=scale, viewport={"width": 860, "height": 1160})
             for number in range(count):
                 line = make_page(tab, out, number, seed, scale)
                 lines.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -97,7 +97,7 @@ class Page:
         ordered = self.rng.random() < 0.4 if ordered is None else ordered
         made = ""
         for number in range(1, count + 1):
-            more = {"number": number} if ordered else {}
+            more: dict[str, Any] = {"number": number} if ordered else {}
             made += "<li>" + self.add("span", "list_item", words.item(self.rng), level=level, **more)
             if level < depth and self.rng.random() < 0.5:
                 made += self.items(self.rng.randint(2, 3), depth, level + 1)
@@ -310,7 +310,7 @@ KINDS: dict[str, Callable[[Page], str]] = {
 def html(page: Page) -> str:
     """The whole page: its kind's body, in a style that is drawn after it."""
     body, rng = KINDS[page.kind](page), page.rng
-    style = {
+    style: dict[str, Any] = {
         "face": FACES[page.face],
         "mono": page.mono,
         "accent": page.accent,

@@ -87,7 +87,8 @@ def random_table(rng: random.Random, most_rows: int = 9) -> Table:
 
 def ledger(rng: random.Random) -> Table:
     """Goods with their prices, and what they sum to."""
-    rows, total = [(Cell("Item", head=True), Cell("No.", head=True), Cell("Price", head=True))], 0.0
+    total = 0.0
+    rows: list[tuple[Cell, ...]] = [tuple(Cell(name, head=True) for name in ("Item", "No.", "Price"))]
     for _ in range(rng.randint(4, 14)):
         count, price = rng.choice((1, 1, 1, 2, 3)), words.money(rng)
         total += count * price

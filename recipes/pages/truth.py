@@ -33,7 +33,7 @@ def _block(piece: Piece) -> str:
         return f"$$\n{piece.text}\n$$"
     if piece.kind == "code":
         return f"```{more['language'].lower()}\n{piece.text}\n```"
-    return {"table": more.get("html", ""), "picture": "![](picture)"}.get(piece.kind, piece.text)
+    return {"table": more.get("html", ""), "picture": "![]()"}.get(piece.kind, piece.text)
 
 
 def mark(piece: Piece) -> str:

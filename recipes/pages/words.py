@@ -221,5 +221,5 @@ def code(rng: random.Random) -> tuple[str, str]:
         f"grep -c \"{a}\" {b}.log\ncut -d , -f {j} {c}.csv | sort -n | tail -n {i}",
     )  # fmt: skip
     json_like = (f'{{\n  "{a}": {i},\n  "{b}": [{j}, {i}],\n  "{c}": {{"{d}": true}}\n}}',)
-    language, texts = some(rng, (("Python", python), ("C", c_like), ("Bash", shell), ("JSON", json_like)))
+    language, texts = rng.choice((("Python", python), ("C", c_like), ("Bash", shell), ("JSON", json_like)))
     return language, some(rng, texts)
