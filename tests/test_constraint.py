@@ -454,9 +454,9 @@ def test_a_constraint_fails_alone(vlm, constraints):
 def test_a_grammar_is_tried_and_compiled_once(monkeypatch):
     """One that is refused is refused again without a trial; all that is kept stays within bounds."""
     forms, tried = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes").forms, []
-    trials = forms._constraints._trials
+    trials = forms.constraints._trials
     monkeypatch.setattr(
-        forms._constraints, "_trials", lambda grammar: tried.append(grammar) or trials(grammar)
+        forms.constraints, "_trials", lambda grammar: tried.append(grammar) or trials(grammar)
     )
     good, bad = json_grammar(SCHEMAS["deep"]), json_grammar({"type": "strin"})
     for _ in range(3):
@@ -633,7 +633,7 @@ def test_a_closed_model_leaves_no_vocabulary_behind():
     checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes")
     checkpoint.forms.constraint(json_grammar({"type": "boolean"}))
     checkpoint.forms.constraint(json_grammar({"type": "integer"}))
-    kept = weakref.ref(checkpoint.forms._constraints)
+    kept = weakref.ref(checkpoint.forms.constraints)
     assert kept() is not None
     del checkpoint
     gc.collect()

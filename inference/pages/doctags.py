@@ -15,12 +15,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 LARGEST, COLUMNS, DEPTH, FORM_CELLS = 500, 128, 8, 256
-WORDS = ("title", "text", "paragraph", "page_header", "page_footer", "footnote", "formula", "caption")
-WORDS += ("reference", "references", "handwritten_text", "checkbox_selected", "checkbox_unselected")
-WORDS += tuple(f"section_header_level_{level}" for level in range(1, 7))
+WORDS = (
+    *("title", "text", "paragraph", "page_header", "page_footer", "footnote", "formula", "caption"),
+    *("reference", "references", "handwritten_text", "checkbox_selected", "checkbox_unselected"),
+    *(f"section_header_level_{level}" for level in range(1, 7)),
+)
 LISTS, FIGURES = ("ordered_list", "unordered_list"), ("picture", "chart")
-ELEMENTS = (*WORDS, *LISTS, *FIGURES, "otsl", "document_index", "code", "inline", "key_value_region")
-ELEMENTS += ("doctag", "list_item", "smiles")
+BLOCKS = (*WORDS, *LISTS, *FIGURES, "otsl", "code", "inline", "key_value_region")
+ELEMENTS = (*BLOCKS, "doctag", "list_item", "smiles")
 FORM = ("key", "value", "unspecified", "checkbox")
 CELL = "<(?:[efulx]cel|[cr]hed|srow)>"
 _FULL = ("fcel", "ched", "rhed", "srow")  # cells that have text
@@ -38,14 +40,16 @@ def doctags_grammar(marks: Mapping[str, int]) -> str:
             return f'<[{marks[found[2]]}]> "{found[3]}"'
         return f"<[{marks[found[1]]}]>" if found[1] in marks else found[0]
 
-    return re.sub(r'"((</?[a-z]+_)(\d+>)|</?\w+>)"', spelled, _grammar())
+    tags = [str(one) for text, one in marks.items() if re.fullmatch(rf"(?!</code>|<loc){_KNOWN}", text)]
+    return re.sub(r'"((</?[a-z]+_)(\d+>)|</?\w+>)"', spelled, _grammar(",".join(tags)))
 
 
 def _elements(names: Iterable[str], body: str) -> str:
     return "(" + " | ".join(f'"<{name}>" {body} "</{name}>"' for name in names) + ")"
 
 
-def _grammar() -> str:
+def _grammar(tags: str) -> str:
+    in_code = f"(LESS_IN_CODE | BARE{f' | <[{tags}]> TEXT?' if tags else ''})*"
     full = " | ".join(f'"<{name}>" box? cell' for name in _FULL)
     places = [(f'"<loc_{number}>"', number) for number in range(LARGEST + 1)]
     numbers = [f"{name}_{number}" for name in FORM for number in range(FORM_CELLS)]
@@ -61,15 +65,15 @@ blocks: (SPACE? (block::0 | "<page_break>"))*
 block::_ : words | list::_ | table | figure | code | form | inline
 boxes: box{{0,8}}
 box: x1::0
-words: {_elements(WORDS, "boxes text")} | "<document_index>" boxes (text | SPACE? grid) "</document_index>"
+words: {_elements(WORDS, "boxes text")}
 flat: TEXT? (LESS | BARE)*
 text: flat (inline flat)*
-inline: "<inline>" boxes (SPACE? (plain | code | figure))* SPACE? "</inline>"
+inline: "<inline>" boxes (SPACE? (plain | code))* SPACE? "</inline>"
 plain: {_elements(WORDS, "boxes flat")}
 list::_ : {_elements(LISTS, "items::incr(_) SPACE?")} %if lt(_, {DEPTH})
 items::_ : "" | items::_ SPACE? "<list_item>" boxes item::_ "</list_item>"
 item::_ : flat | item::_ block::_ flat
-code: "<code>" boxes TEXT? (LESS_IN_CODE | BARE)* "</code>"
+code: "<code>" boxes TEXT? {in_code} "</code>"
 captions: ("<caption>" boxes flat "</caption>" SPACE?)*
 table: "<otsl>" boxes SPACE? captions grid? captions "</otsl>"
 figure: {_elements(FIGURES, "boxes SPACE? kind? SPACE? grid? SPACE? captions")}
@@ -87,7 +91,7 @@ rest::_ : ({full} | "<ecel>" | "<lcel>" | "<ucel>" | "<xcel>") rest::decr(_) %if
 cell: (FIRST | LESS | BARE) (LESS | BARE)*
 SPACE: /[ \t\r\n]{{1,8}}/
 TEXT: /[^<]+/
-FIRST: /[^< \t\r\n][^<]*/
+FIRST: /[^<\s\x1c-\x1f][^<]*/
 BARE: /<\/?[0-9A-Za-z_]*/
 LESS: /<\/?[0-9A-Za-z_]*[^<0-9A-Za-z_][^<]*/ & ~/{_KNOWN}[^<]*/
 LESS_IN_CODE: /<\/?[0-9A-Za-z_]*[^<0-9A-Za-z_][^<]*/ & ~/<\/code>[^<]*/

@@ -33,7 +33,7 @@ from inference.pages.doctags import CELL, COLUMNS, ELEMENTS, FIGURES, FORM, doct
 PIXELS, POSITION, LEAST, MOST, PROMPT = 128, 16, 256, 8192, 256
 PERIOD, REPEATS, TEXT, ROWS, PIECES = 512, 4, 256, 50, 3
 FAR = 12 * COLUMNS  # no page takes more tokens to close
-RESERVE = 100  # tokens that a tag may take, and its end, where each byte is one
+RESERVE = 128  # tokens that a tag may take, and its end, where each byte is one
 _CELL, _ROW = re.compile(rf"{CELL}|<t[dh]\b|\|"), re.compile(r"<nl>|</tr|\n")
 _TAG = re.compile(r"<(/?)(([a-z]\w*?)(?:_\d+)?)(?: [^<>]*)?>")
 _HTML = {"table", "thead", "tbody", "tr", "td", "th", "ul", "ol", "li", "div", "p"}
@@ -62,8 +62,9 @@ class PageForm:
         room = checkpoint.context - (positions + PROMPT if prompt is None else prompt)
         self.limit = min(limit or own, room)
         self.reserve = min(RESERVE, self.limit // 2)
-        vocabulary, self.begin, self._pages = checkpoint.forms.constraints.vocabulary, None, list[PageEnd]()
+        vocabulary, self.pages = checkpoint.forms.constraints.vocabulary, list[PageEnd]()
         self.tokenizer, self.stop_ids, self.names = vocabulary.tokenizer, vocabulary.stop_ids, _HTML
+        self.begin: Any = None  # makes the constraint of the grammar
         self.cell = len(self.tokenizer.tokenize_str("<ecel>"))
         if reading.form == "doctags":
             self.names = _DOCTAGS
@@ -73,11 +74,7 @@ class PageForm:
 
     def constraint(self) -> Form:
         """`GenerationOptions.constraint`, with `limit` as max_new_tokens."""
-        return Form(self._begin)
-
-    def _begin(self) -> PageEnd:
-        self._pages.append(PageEnd(self))
-        return self._pages[-1]
+        return Form(lambda: PageEnd(self))
 
     def said(self, ids: Sequence[int]) -> str:
         """The bytes of tokens, as characters of Latin-1."""
@@ -86,7 +83,7 @@ class PageForm:
     def ended(self, output: Any) -> str:
         """How the page of a `RequestOutput` ended: "whole" (the model ended it by itself), "guard" (pieces of
         it repeated and were closed), or "cut" (its limit was near)."""
-        page = next(one for one in self._pages if one.ids == output.token_ids)
+        page = next(one for one in self.pages if one.ids == output.token_ids)
         return "cut" if page.cut or not page.over else "guard" if page.closed else "whole"
 
 
@@ -100,12 +97,13 @@ class PageEnd:
     choice = None
 
     def __init__(self, form: PageForm):
-        self._form, self._held = form, None if form.begin is None else form.begin()
+        self._form, self._held = form, form.begin and form.begin()
         self.closed, self.ids, self._text, self._place = 0, list[int](), "", 0
         self._forced, self._if_stopped = list[int](), list[int]()
         self._open = list[tuple[str, int]]()  # elements, and where in the text they begin
         self._runs, self._periods = np.zeros(PERIOD, dtype=np.int64), np.arange(1, PERIOD + 1)
         self._last = np.full(PERIOD, -1)  # the latest tokens, the last one first
+        form.pages.append(self)
 
     def close(self, scores: Tensor) -> None:
         """Where the model would rather stop than go on, it closes the page."""
@@ -150,12 +148,13 @@ class PageEnd:
         self._text += text
         for tag in _TAG.finditer(self._text, self._place):
             self._place, (closes, name, kind) = tag.end(), tag.groups()
-            top, places = self._open[-1][0] if self._open else "", [one for one, _ in self._open]
-            opens = not closes and top != "code" and (name != "chart" or top not in FIGURES)  # a class there
-            if kind in self._form.names and opens:
-                self._open.append((name, tag.end()))
-            elif closes and name in places and (top != "code" or name == top):
-                del self._open[len(places) - 1 - places[::-1].index(name) :]
+            names = ["", *(one for one, _ in self._open)]
+            if names[-1] == "code" and (closes, name) != ("/", "code"):
+                continue
+            if closes and name in names:
+                del self._open[len(names) - 2 - names[::-1].index(name) :]
+            elif not closes and kind in self._form.names and (name != "chart" or names[-1] not in FIGURES):
+                self._open.append((name, tag.end()))  # a chart in a figure is its class
 
     def _cells(self) -> tuple[int, int]:
         """How many cells the first and the last row of a table in OTSL have, if it is open."""
