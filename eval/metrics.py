@@ -11,7 +11,6 @@
 | `relaxed_accuracy` | Masry et al., "ChartQA" (2022), section 5.1, after Methani et al., "PlotQA" (2020) |
 | `multiple_choice` | MMStar in lmms-eval, whose other tasks bring scorers of their own |
 | `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
-| `rouge_l` | Lin (2004), by Google's rouge-score |
 | `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016) |
 """
 
@@ -347,21 +346,6 @@ def pope() -> Metric:
     )
 
 
-# ----------------------------------------------------------------------------------------------- ROUGE-L
-def rouge_l(stem: bool = False) -> Metric:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer  # optional
-    except ImportError:
-        raise MetricError("rouge_l needs rouge-score: pip install -r requirements-eval.txt") from None
-    scorer = RougeScorer(["rougeL"], use_stemmer=stem)
-    return Metric(
-        "rouge_l",
-        "ROUGE-L: F1 of the longest common subsequence of words (lower case, letters and digits"
-        f"{', stemmed' if stem else ''}) with the nearest target; Lin 2004, by Google's rouge-score.",
-        lambda answer, targets, fields: float(scorer.score_multi(targets, answer)["rougeL"].fmeasure),
-    )
-
-
 # ------------------------------------------------------------------------------------------------- boxes
 # Of a row: the name, corners of each box, (width, height), and how the model writes coordinates of its image.
 BOX_FIELDS = ("thing", "boxes", "size", "form")
@@ -398,7 +382,7 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
 # ----------------------------------------------------------------------------------------------- by name
 METRICS: dict[str, Callable[..., Metric]] = {
     metric.__name__: validate_call(config={"strict": True})(metric)
-    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l, boxes)
+    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, boxes)
 }
 
 

@@ -3,8 +3,7 @@
     python -m tests.test_metrics      # scores the cases of the fixture anew; needs requirements-eval.txt
 
 tests/fixtures/metrics.json.gz has answers and what lmms-eval's own scorers gave them; where lmms-eval is
-installed, they are asked again. Only ROUGE-L is written here, on the longest common subsequence of the
-library that lmms-eval scores captions with.
+installed, they are asked again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib.util
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
@@ -69,21 +67,6 @@ def mmstar(case: Case) -> float:
     return float(extract(case.answer, list(LETTERS[: len(case.fields["choices"])])) == case.targets[0])
 
 
-def rouge_l(case: Case) -> float:
-    """From the longest common subsequence of pycocoevalcap, which lmms-eval scores captions with."""
-    longest = import_module("pycocoevalcap.rouge.rouge").my_lcs
-
-    def words(text: str) -> list[str]:
-        return "".join(c if c.isascii() and c.isalnum() else " " for c in text.lower()).split()
-
-    best, answer = 0.0, words(case.answer)
-    for target in map(words, case.targets):
-        if common := longest(target, answer) if target and answer else 0:
-            precision, recall = common / len(answer), common / len(target)
-            best = max(best, 2 * precision * recall / (precision + recall))
-    return best
-
-
 def people(case: Case) -> dict:
     return {
         "answers": [{"answer": said, "answer_id": n} for n, said in enumerate(case.targets)],
@@ -118,7 +101,6 @@ SCORERS: dict[str, tuple[str, dict, str, Callable[[Case], float]]] = {
     ),
     "multiple_choice": ("multiple_choice", {}, "choice", mmstar),
     "pope": ("pope", {}, "yes_no", lambda case: pope_accuracy(case)["score"]),
-    "rouge_l": ("rouge_l", {}, "caption", rouge_l),
 }  # fmt: skip
 
 
@@ -149,14 +131,10 @@ def official_summaries() -> list[dict[str, float]]:
 
 
 # ------------------------------------------------------------------------------------------------- the tests
-NEEDS_ROUGE = pytest.mark.skipif(
-    importlib.util.find_spec("rouge_score") is None, reason="needs rouge-score (requirements-eval.txt)"
-)
 HAS_LMMS_EVAL = importlib.util.find_spec("lmms_eval") is not None
-EACH = [pytest.param(name, marks=[NEEDS_ROUGE] if name == "rouge_l" else []) for name in SCORERS]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", SCORERS)
 def test_scores_are_the_official_ones(name):
     metric_name, options, kind, _ = SCORERS[name]
     metric, asked, wanted = find_metric(metric_name, **options), cases(kind), STORED["scores"][name]
@@ -198,8 +176,6 @@ EXACT_YEARS = {"years_exact": True}
         # A target may be the text of a choice.
         ("multiple_choice", "(B)", ["two dogs"], CHOICES, {}, 1),
         ("multiple_choice", "B", ["b"], CHOICES, {}, 1),
-        pytest.param("rouge_l", "a cat on a mat", ["dog", "a cat on mat"], {}, {}, 8 / 9, marks=NEEDS_ROUGE),
-        pytest.param("rouge_l", "dogs running", ["dog runs"], {}, {"stem": True}, 1, marks=NEEDS_ROUGE),
     ],
 )  # fmt: skip
 def test_what_options_change(name, answer, targets, fields, options, expected):
@@ -229,11 +205,9 @@ def test_a_mean_does_not_depend_on_the_order():
         ("relaxed_accuracy", ["1"], {}, {"years_exact": "False"}, "years_exact"),
         ("pope", ["maybe"], {}, {}, "maybe"),
         ("multiple_choice", ["C"], CHOICES, {}, "'C'"),
-        ("rouge_l", ["a"], {}, {}, "requirements-eval.txt"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(monkeypatch, name, targets, fields, options, named):
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as if it were not installed
+def test_what_cannot_be_scored_is_refused(name, targets, fields, options, named):
     with pytest.raises(MetricError, match=named):
         find_metric(name, **options).score("a", targets, fields)
 
@@ -248,7 +222,7 @@ def test_the_page_names_every_metric_with_its_options():
 
 if __name__ == "__main__":
     STORED |= {
-        "source": f"lmms-eval {version('lmms_eval')}, pycocoevalcap {version('pycocoevalcap')}",
+        "source": f"lmms-eval {version('lmms_eval')}",
         "scores": {name: official_scores(name) for name in SCORERS},
         "pope_summaries": official_summaries(),
     }
