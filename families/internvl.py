@@ -124,8 +124,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """The place of each of our tensors, under the names of today or older ones."""
-    form = any(name.startswith("vision_tower.") for name in stored_names)
-    form = 2 if "mlp1.0.weight" in stored_names else int(form)
+    older = any(name.startswith("vision_tower.") for name in stored_names)
+    form = 2 if "mlp1.0.weight" in stored_names else int(older)
     fronts = {ours: theirs[form] for ours, theirs in _FRONTS.items()}
     flat = config.family == QIANFAN if config else "model.vision_tower.layers.0.lambda_1" in stored_names
     inside = _IN_QIANFAN if form == 2 else _INSIDE | ({".layers.": ".layers."} if flat else {})

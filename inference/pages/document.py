@@ -45,7 +45,7 @@ _TAGS = (
 )
 _MARK = re.compile(  # "at" is none of DocTags': it says where what follows stands in Markdown
     rf"(</?(?:{'|'.join((*_GROUPS, *_HOLDERS, *_TAGS))}|doctag|page_break|(?:key|value|link)_\w+)>"
-    r"|<(?:loc|at)_[\d.]+>|<_[\w+#.)-]+_>|<(?:[feluxn]cel|[cr]hed|srow|nl)>)"
+    r"|<loc_\d{1,9}(?:\.5)?>|<at_\d{1,9}>|<_[\w+#.)-]+_>|<(?:[feluxn]cel|[cr]hed|srow|nl)>)"
 )
 _CELL = re.compile(r"<([felux]cel|[cr]hed|srow)>")
 _BARE = ("ecel", "lcel", "ucel", "xcel")
@@ -129,8 +129,8 @@ def _add(document: DoclingDocument, piece: Piece, parent: Any, image: Image.Imag
     text = written.strip().replace(_LESS, "<")
     xs, ys = ([min(one, 1) for one in piece.box[at::2]] or [0] for at in (0, 1))
     box = BoundingBox(l=min(xs) * wide, t=min(ys) * high, r=max(xs) * wide, b=max(ys) * high)
-    about: dict[str, Any] = {"parent": parent}
-    about["prov"] = ProvenanceItem(page_no=number, bbox=box, charspan=(0, len(text)))
+    prov = ProvenanceItem(page_no=number, bbox=box, charspan=(0, len(text)))
+    about: dict[str, Any] = {"parent": parent, "prov": prov}
     if isinstance(parent, ListGroup):
         return document.add_list_item(text, piece.mark[:1].isdigit(), piece.mark or "-", **about)
     if tag in _PICTURES:
@@ -172,9 +172,8 @@ def _table(otsl: str) -> TableData | None:
     rows, width = [row for row in rows if row], max(map(len, rows))
     if len(rows) * width > 200_000:
         return None
-    table = parse_otsl_table_content(
-        "<nl>".join("".join(row) + "<ecel>" * (width - len(row)) for row in rows)
-    )
+    lines = ("".join(row) + "<ecel>" * (width - len(row)) for row in rows)
+    table = parse_otsl_table_content("<nl>".join(lines))
     for cell in table.table_cells:
         cell.text = cell.text.replace(_LESS, "<")
     return table
@@ -227,7 +226,7 @@ def _marked(text: str) -> str:
         if kind == "style":
             return ""
         if kind == "box":
-            return "".join(f"<loc_{int(one) / 2}>" for one in re.findall(r"\d+", said))
+            return "".join(f"<loc_{int(one[:6]) / 2:g}>" for one in re.findall(r"\d+", said))
         if kind == "item":
             indent = len(found["space"].expandtabs(4))
             while depths and depths[-1] > indent:

@@ -103,7 +103,8 @@ class Reader(Batch):
                     yield LazyRequest((page, 0), page.next_request)
 
     def _write(self, source: str, records: Iterable[dict[str, Any]]) -> None:
-        target, made, processor = self.targets[source], None, self.checkpoint.processor
+        target, processor = self.targets[source], self.checkpoint.processor
+        made: Any = None  # of the pages so far
         with closing(Pages(Path(source), source)) as pages:
             for record in sorted(records, key=itemgetter("page")):
                 number, image = record["number"], Image.new("RGB", (1, 1))
