@@ -107,6 +107,7 @@ class SampleEncoder:
     ):
         self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
         self.questions = questions
+        processor.images.adapts = False  # type: ignore[attr-defined]  # rows are packed by plans
         if processor.images.own_sizes and processor.config is None:
             raise ValueError("images of their own sizes: expected a processor that was opened with a config")
 

@@ -172,7 +172,8 @@ class MiniCPMImages(tiles.TiledImages):
                 both = (torch.tensor(of) for of in (known.image_mean, known.image_std))
                 mean, deviation = ((of * (1.0 / known.rescale_factor)).expand(3)[:, None] for of in both)
                 self._values = (torch.arange(256.0) - mean) / deviation
-            self.upsize = known.small_image_upsize
+            upsize = known.small_image_upsize
+            self.grows, self.adapts = upsize != "never", upsize == "adaptive"
             self.factor = known.patch_size * (2 if known.downsample_mode == "4x" else 4)
             self.side, self.most = known.scale_resolution, known.max_slice_nums if known.slice_mode else 1
             self.longest_side = self.side * self.most
@@ -218,8 +219,7 @@ class MiniCPMImages(tiles.TiledImages):
     def plan(self, width: int, height: int) -> tiles.Visual:
         """The parts that are cut, or larger ones where what an image shows has a say."""
         grid = self.grid(width, height)
-        grows = grid == self.uncut and self.upsize != "never"
-        parts = tiles.Parts.planned(1, *self._shape(height, width, grows))
+        parts = tiles.Parts.planned(1, *self._shape(height, width, self.grows and grid == self.uncut))
         if grid != self.uncut:
             high, wide = (max(round(side / count), 1) for side, count in zip((height, width), grid))
             cells = tiles.Parts.planned(math.prod(grid), *self._shape(high, wide, True))
@@ -232,7 +232,7 @@ class MiniCPMImages(tiles.TiledImages):
     def cut(self, image: Image.Image) -> tiles.Visual:
         planned = self.plan(*image.size)
         (rows, columns), (first, *cells) = planned.grid, (part.pixels.shape[1:] for part in planned.parts)
-        made, adapts = [self._resized(image, *first)], self.upsize == "adaptive"
+        made = [self._resized(image, *first)]
         if cells:
             high, wide = cells[0]
             grown = self._resized(image, rows * high, columns * wide).view(3, rows, high, columns, wide)
@@ -240,11 +240,11 @@ class MiniCPMImages(tiles.TiledImages):
             x, y = (
                 [round(side * at / n) for at in range(n + 1)] for side, n in zip(image.size, (columns, rows))
             )
-            for at in range(rows * columns if adapts else 0):
+            for at in range(rows * columns if self.adapts else 0):
                 row, column = divmod(at, columns)
                 own = image.crop((x[column], y[row], x[column + 1], y[row + 1]))
                 made[1 + at] = self._adapted(own, made[1 + at])
-        elif adapts:
+        elif self.adapts:
             side = _enlarged_to(image, self.side)
             made = [self._resized(image, *self._shape(image.height, image.width, side is not None, side))]
         parts = tiles.Parts(tuple(tiles.Part(one, self._values) for one in made))

@@ -238,6 +238,7 @@ class FastPackedTower(FastTower):
     PyTorch's, with layers in panels, between two parts of the tower."""
 
     network = PACKED_TOWER
+    window_merger: nn.Module
 
     def __init__(self, tower):
         super().__init__(tower)
