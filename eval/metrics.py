@@ -10,7 +10,6 @@
 | `anls` | Biten et al., "Scene Text Visual Question Answering" (2019), equation 1, as DocVQA scores it |
 | `relaxed_accuracy` | Masry et al., "ChartQA" (2022), section 5.1, after Methani et al., "PlotQA" (2020) |
 | `multiple_choice` | MMStar in lmms-eval, whose other tasks bring scorers of their own |
-| `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
 | `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016) |
 """
 
@@ -310,42 +309,6 @@ def multiple_choice() -> Metric:
     )
 
 
-# -------------------------------------------------------------------------------------------------- POPE
-def pope() -> Metric:
-    def expected(targets: Sequence[str]) -> str:
-        wanted = {target.lower().strip() for target in targets}
-        if len(wanted) != 1 or not wanted <= {"yes", "no"}:
-            raise MetricError(f"pope: expected the target yes or no, got {', '.join(map(repr, targets))}")
-        return wanted.pop()
-
-    def summarise(samples: Sequence[Scored]) -> dict[str, float]:
-        # An answer that is neither yes nor no is wrong and in no other count, as in lmms-eval.
-        # target_yes_rate is what lmms-eval calls pope_yes_ratio; it says nothing about the model.
-        pairs = [(sample.answer.lower().strip(), expected(sample.targets)) for sample in samples]
-        hits, false_yes = pairs.count(("yes", "yes")), pairs.count(("yes", "no"))
-        missed = pairs.count(("no", "yes"))
-        precision = hits / (hits + false_yes) if hits + false_yes else 0.0
-        recall = hits / (hits + missed) if hits + missed else 0.0
-        both = precision + recall
-        return {
-            **mean_score(samples),
-            "precision": precision,
-            "recall": recall,
-            "f1": 2 * (precision * recall) / both if both else 0.0,
-            "yes_rate": (hits + false_yes) / len(pairs),
-            "target_yes_rate": sum(wanted == "yes" for _, wanted in pairs) / len(pairs),
-        }
-
-    return Metric(
-        "pope",
-        "POPE: accuracy, with precision, recall and F1 of yes, and the share of yes among answers; "
-        "the answer is yes or no and nothing else, in any case (lmms-eval); Li et al. 2023.",
-        lambda answer, targets, fields: float(answer.lower().strip() == expected(targets)),
-        summarise,
-        same=lambda answer, fields: answer.lower().strip(),
-    )
-
-
 # ------------------------------------------------------------------------------------------------- boxes
 # Of a row: the name, corners of each box, (width, height), and how the model writes coordinates of its image.
 BOX_FIELDS = ("thing", "boxes", "size", "form")
@@ -382,7 +345,7 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
 # ----------------------------------------------------------------------------------------------- by name
 METRICS: dict[str, Callable[..., Metric]] = {
     metric.__name__: validate_call(config={"strict": True})(metric)
-    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, boxes)
+    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, boxes)
 }
 
 

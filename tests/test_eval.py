@@ -315,7 +315,7 @@ def test_what_draws_the_drawings_may_not_be_installed(tmp_path, monkeypatch, cap
 
 def test_samples_that_cannot_be_scored_are_found_before_any_work():
     with pytest.raises(TaskError, match="question 0"):
-        replace(shapes_task(3), metric=find_metric("pope")).check()
+        replace(shapes_task(3), metric=find_metric("multiple_choice")).check()
 
 
 # ----------------------------------------------------------------------------------------------- figures

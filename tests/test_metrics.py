@@ -26,7 +26,6 @@ from eval.metrics import METRICS, MetricError, Scored, find_metric
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "metrics.json.gz"
 STORED = json.loads(gzip.decompress(FIXTURE.read_bytes()))
 LETTERS = "ABCDEFGH"
-POPE_SAMPLES = 40  # of one summary
 
 
 class Case(NamedTuple):
@@ -78,7 +77,6 @@ def target(case: Case) -> dict:
     return {"answer": case.targets[0], "question_id": 0, "type": "human_test"}
 
 
-pope_accuracy = scorer("pope", "pope_process_results", "pope_accuracy", target)
 IGNORED = {"ignore_case": True, "ignore_punctuation": True}
 # (metric, its options) of ours -> the kind of cases, and what they officially score
 SCORERS: dict[str, tuple[str, dict, str, Callable[[Case], float]]] = {
@@ -100,7 +98,6 @@ SCORERS: dict[str, tuple[str, dict, str, Callable[[Case], float]]] = {
         scorer("chartqa", "chartqa_process_results", "relaxed_overall", target),
     ),
     "multiple_choice": ("multiple_choice", {}, "choice", mmstar),
-    "pope": ("pope", {}, "yes_no", lambda case: pope_accuracy(case)["score"]),
 }  # fmt: skip
 
 
@@ -108,26 +105,6 @@ def official_scores(name: str) -> list[float]:
     """What the cases of one of `SCORERS` score."""
     _, _, kind, score = SCORERS[name]
     return [float(score(case)) for case in cases(kind)]
-
-
-def groups() -> list[list[Case]]:
-    """The POPE cases, some at a time."""
-    asked = cases("yes_no")
-    return [asked[at : at + POPE_SAMPLES] for at in range(0, len(asked), POPE_SAMPLES)]
-
-
-def official_summaries() -> list[dict[str, float]]:
-    """POPE's figures over each of `groups`, by our names."""
-    pope = import_module("lmms_eval.tasks.pope.utils")
-    figures = {
-        "score": pope.pope_aggregate_accuracy,
-        "precision": pope.pope_aggregate_precision,
-        "recall": pope.pope_aggregate_recall,
-        "f1": pope.pope_aggregate_f1_score,
-        "target_yes_rate": pope.pope_aggregate_yes_ratio,
-    }
-    results = [[pope_accuracy(case) for case in group] for group in groups()]
-    return [{name: float(figure(group)) for name, figure in figures.items()} for group in results]
 
 
 # ------------------------------------------------------------------------------------------------- the tests
@@ -143,18 +120,6 @@ def test_scores_are_the_official_ones(name):
     assert not [(*case, *pair) for case, *pair in zip(asked, got, wanted, strict=True) if pair[0] != pair[1]]
     if HAS_LMMS_EVAL:
         assert wanted == official_scores(name)
-
-
-def test_pope_figures_are_the_official_ones():
-    pope, found = find_metric("pope"), []
-    for group in groups():
-        scores = [pope.score(case.answer, case.targets, {}) for case in group]
-        scored = [Scored(case.answer, tuple(case.targets), one) for case, one in zip(group, scores)]
-        found.append(pope.summarise(scored))
-        del found[-1]["yes_rate"]  # which lmms-eval does not have
-    assert found == STORED["pope_summaries"]
-    if HAS_LMMS_EVAL:
-        assert found == official_summaries()
 
 
 CHOICES = {"choices": ["a cat", "two dogs"]}
@@ -182,13 +147,6 @@ def test_what_options_change(name, answer, targets, fields, options, expected):
     assert find_metric(name, **options).score(answer, targets, fields) == pytest.approx(expected)
 
 
-def test_pope_counts_what_the_model_says():
-    """lmms-eval's yes ratio is that of the targets; POPE's own is that of the answers."""
-    said = [("yes", "yes", 1.0), ("yes", "no", 0.0), ("no", "no", 1.0), ("dunno", "no", 0.0)]
-    got = find_metric("pope").summarise([Scored(answer, (target,), value) for answer, target, value in said])
-    assert (got["score"], got["yes_rate"], got["target_yes_rate"]) == (0.5, 0.5, 0.25)
-
-
 def test_a_mean_does_not_depend_on_the_order():
     samples = [Scored("", ("",), value) for value in (0.1, 0.2, 0.3, 0.7, 1e-9, 1.0)]
     summarise = find_metric("anls").summarise
@@ -203,7 +161,6 @@ def test_a_mean_does_not_depend_on_the_order():
         ("anls", ["a"], {}, {"threshold": 50}, "threshold"),
         ("vqa_accuracy", ["a"], {}, {"style": ["textvqa"]}, "vqav2"),
         ("relaxed_accuracy", ["1"], {}, {"years_exact": "False"}, "years_exact"),
-        ("pope", ["maybe"], {}, {}, "maybe"),
         ("multiple_choice", ["C"], CHOICES, {}, "'C'"),
     ],
 )
@@ -224,7 +181,6 @@ if __name__ == "__main__":
     STORED |= {
         "source": f"lmms-eval {version('lmms_eval')}",
         "scores": {name: official_scores(name) for name in SCORERS},
-        "pope_summaries": official_summaries(),
     }
     text = json.dumps(STORED, ensure_ascii=False, separators=(",", ":"))
     FIXTURE.write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -63,7 +63,7 @@ def seen(document: DoclingDocument) -> list:
     return [texts, tables, [one.prov[0].bbox for one in document.tables], pictures]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_whole_doctags_are_read_as_docling_core_reads_them(seed):
     tags = whole(random.Random(seed)).export_to_doctags()
     theirs = DoclingDocument.load_from_doctags(DocTagsDocument.from_doctags_and_image_pairs([tags], [PAGE]))
@@ -93,7 +93,7 @@ PIECES = [*re.findall(r"\S+", MARKS), *SPACED]
 @pytest.mark.parametrize("reading", [MARKDOWN, DOCTAGS], ids=lambda reading: reading.form)
 def test_no_word_is_lost(reading):
     draw = random.Random(7)
-    for length in [*range(2, 80), 20_000]:
+    for length in [*range(2, 80, 3), 5_000]:
         words, kinds = (f"w{number}x" for number in range(length)), draw.sample(PIECES, draw.randint(1, 12))
         text = "".join(
             draw.choice((next(words), draw.choice(kinds if length % 2 else PIECES))) for _ in range(length)

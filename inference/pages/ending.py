@@ -83,7 +83,7 @@ class PageForm:
     def ended(self, output: Any) -> str:
         """How the page of a `RequestOutput` ended: "whole" (the model ended it by itself), "guard" (pieces of
         it repeated and were closed), or "cut" (its limit was near)."""
-        page = next(one for one in self.pages if one.ids == output.token_ids)
+        page = next(one for one in self.pages if one.ids == output.token_ids[-len(one.ids) :])
         return "cut" if page.cut or not page.over else "guard" if page.closed else "whole"
 
 
