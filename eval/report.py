@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,9 +54,10 @@ def write_report(
     for row in results["at_k"][-1:]:
         titles = best_name(results), "majority"
         numbers |= {f"{title}@{row['k']}": f"{row[name]['score']:.1%}" for title, name in zip(titles, KINDS)}
-    calibration = results["calibration"]
-    if calibration:
+    if calibration := results["calibration"]:
         numbers |= {"calibration error": f"{calibration['ece']:.1%}"}
+        bins = [one | {"name": f"{one['confidence']:.1%}", "parts": {}} for one in calibration["bins"]]
+        tables.append(("By confidence", "mean confidence", bins))
     numbers |= {title: f"{cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items()}
     numbers |= {"not answered": results["errors"]["count"] or None}
     page = environment.get_template("report.html.jinja").render(
@@ -70,8 +70,6 @@ def write_report(
         records=records,
         blind=blind,
         best=best_name(results),
-        calibration=calibration,
-        lowest=_lowest(calibration["bins"]) if calibration else 0.0,
     )
     write_text(path, page)
 
@@ -83,12 +81,6 @@ def number(value: float) -> str:
 def counted(answers: Sequence[str]) -> str:
     """["a", "b", "a"] -> "2 × a, 1 × b"."""
     return ", ".join(f"{count} × {answer or '—'}" for answer, count in Counter(answers).most_common(SHOWN))
-
-
-def _lowest(bins: Sequence[Mapping[str, Any]]) -> float:
-    """Where the axes of a reliability plot begin, in tenths: all means lie above it."""
-    least = min(one[key] for one in bins for key in ("confidence", "score"))
-    return min(0.9, math.floor(10 * least) / 10)
 
 
 def _worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[EvalSample], int]:

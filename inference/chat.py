@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -26,16 +25,13 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.errors import replacing
 from data.tiles import Visual
 from generation.options import MAX_SEED, GenerationOptions
 from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Conversation
-from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import check_image_name, is_image_name, log
 from inference.printing import Aside, seen_at, stats_table
-from inference.results import to_json
 from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean, for_terminal
 
@@ -45,7 +41,6 @@ COMMANDS = {
     "/reset": ("", "start again, without images and questions"),
     "/memory": ("on|off", "whether the model sees earlier questions and answers"),
     "/think": ("on|off", "whether the model thinks before it answers"),
-    "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
     "/stats": ("", "size and speed of the last answer"),
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
@@ -212,11 +207,6 @@ class Chat:
         self.options = think_first(self.options, most)
         log("the model thinks before it answers" if most else "the model answers at once")
 
-    def _save(self, argument: str) -> None:
-        path = Path(os.path.expanduser(path_of(argument)))
-        save_transcript(self.conversation, path)
-        log(f"saved to {path}")
-
     def _stats(self) -> None:
         if self._result is None:
             raise RequestError("there is no answer yet, or it was taken back")
@@ -280,11 +270,11 @@ def terminal_lines() -> Iterator[str]:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, and paths: alone, and after the commands that take one."""
+    """Completes commands, and paths: alone, and after /image."""
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         command, space, argument = document.text_before_cursor.partition(" ")
-        if command in ("/image", "/save") and space:
+        if command == "/image" and space:
             yield from PathCompleter(expanduser=True).get_completions(Document(argument), event)
         elif command.startswith("/") and not space:
             for name, (takes, _) in COMMANDS.items():
@@ -292,54 +282,3 @@ class CommandCompleter(Completer):
                     yield Completion(name + " " * bool(takes), start_position=-len(command))
         if not space and is_image_name(command):
             yield from PathCompleter(expanduser=True).get_completions(document, event)
-
-
-# ---------------------------------------------------------------------------------------- the transcript
-def save_transcript(conversation: Conversation, path: Path) -> None:
-    """Write the turns so far to a new file that ends in .md or .jsonl. Raises RequestError, OSError."""
-    formats = {".md": as_markdown, ".jsonl": as_json_lines}
-    if path.suffix not in formats:
-        raise RequestError(f"{path}: expected a name that ends in .md or .jsonl")
-    if not conversation.turns:
-        raise RequestError("nothing to save: the conversation is empty")
-    if os.path.lexists(path):
-        raise RequestError(f"{path}: expected the name of a new file; nothing was saved")
-    with replacing(path) as temporary:
-        # Names of files may hold bytes that are no text; JSON reads their escapes \udc.. as they were.
-        temporary.write_bytes(formats[path.suffix](conversation).encode("utf-8", "backslashreplace"))
-
-
-def as_json_lines(conversation: Conversation) -> str:
-    """A row of `train.py --data` for each stretch of turns that the model saw together, with its name."""
-    rows: list[dict[str, Any]] = []
-    for turn in conversation.turns:
-        if turn.alone:
-            rows.append({"messages": [], "images": [], "model": conversation.checkpoint.name})
-        said = [("user", turn.question), ("assistant", turn.answer)]
-        if turn.alone and conversation.system:
-            said = [("system", conversation.system), *said]
-        rows[-1]["images"] += map(place, turn.images)
-        for role, text in said:
-            images = [{"type": "image"} for _ in turn.images if role == "user"]
-            rows[-1]["messages"].append({"role": role, "content": [*images, {"type": "text", "text": text}]})
-    return "".join(to_json(row) + "\n" for row in rows)
-
-
-def as_markdown(conversation: Conversation) -> str:
-    """Questions with their images, and answers, with a note on those that were cut off."""
-    coordinates = conversation.checkpoint.processor.coordinates
-    blocks = [f"# A conversation with {conversation.checkpoint.name}"]
-    if conversation.system:
-        blocks.append(f"**System:** {conversation.system}")
-    for turn in conversation.turns:
-        cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
-        blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        answer = PixelText(coordinates, turn.sizes).whole(turn.answer)
-        blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
-    return for_terminal("\n\n".join(blocks)) + "\n"  # as some look at files on a terminal
-
-
-def place(image: Visual) -> str:
-    """The URL of an image, or its absolute path."""
-    path = os.path.expanduser(image.name)
-    return os.path.abspath(path) if os.path.isfile(path) else image.name

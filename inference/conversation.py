@@ -22,7 +22,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from data.processor import EncodedConversation, Processor
-from data.tiles import Sizes, Visual
+from data.tiles import Visual
 from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
@@ -45,7 +45,6 @@ class Turn:
     alone: no earlier turn stood in the prompt.
     answer_ids: as generated, with the stop token, without what was thought.
     ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
-    sizes: what the answer's coordinates are of: see `EncodedConversation`.
     """
 
     question: str
@@ -55,7 +54,6 @@ class Turn:
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
     ended: str = ""
-    sizes: Sizes | None = None
 
 
 class Conversation:
@@ -114,7 +112,7 @@ class Conversation:
         options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
         draft = draft and not think
         options = with_seed(options) if draft else options
-        turn = Turn(question, new, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
+        turn = Turn(question, new, tuple(row.input_ids[-TAIL:]), alone=not before)
         stream = start(checkpoint, row, options, self.session)
         self._pending = TurnReply(self, turn, row, stream, options, time.perf_counter() - began)
         if draft:

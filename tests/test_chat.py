@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from data.row_schemas import RowSchema
 from generation import sampling
 from generation.options import NotFiniteError
 from inference.chat import COMMANDS
 from inference.command import ROOT
 from messages import for_terminal
-from tests.house import json_lines
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -77,17 +74,14 @@ def test_each_answer_has_a_seed_of_its_own_and_the_session_can_be_repeated(talk)
     assert talk(*lines, options=sampling)[1] == first and first[0] != first[1]
 
 
-def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other, single_folder, tmp_path):
+def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other, single_folder):
     """About the images shown last, until told to remember."""
-    folder, rows = {"model": single_folder}, tmp_path / "rows.jsonl"
-    lines = ("how many?", "why?", f"/image {other}", "why?", "/memory on", "how many?", f"/save {rows}")
+    folder = {"model": single_folder}
+    lines = ("how many?", "why?", f"/image {other}", "why?", "/memory on", "how many?")
     status, out, err = talk(*lines, arguments=(photo,), **folder)
     assert status == 0 and "single questions" in err[0]
     assert out[:3] == [one(photo, "-q", "how many?"), one(photo, "-q", "why?"), one(other, "-q", "why?")]
     assert out[3] != one(other, "-q", "how many?")
-    saved = json_lines(rows)
-    assert [len(row["messages"]) for row in saved] == [2, 2, 4]
-    assert all(len(row["images"]) == 1 for row in saved)
     status, out, err = talk("how many?", f"/image {photo}", "how many?", **folder)
     assert status == 2 and len(out) == 1 and any(line.startswith("error: ") for line in err)
 
@@ -106,35 +100,6 @@ def test_undo_and_reset(talk, photo, other, one):
     lines = ("how many?", f"/image {other}", "/reset", "why?", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert (status, out[-1]) == (0, one("--no-image", "-q", "why?")) and "'why?'" in err[-1]
-
-
-def test_save(talk, photo, other, tmp_path, model_folder):
-    notes, rows = tmp_path / "notes.md", tmp_path / "rows.jsonl"
-    lines = ("how <image> many?", f"/image {other}", "why?", f"/save {notes}", f"/save {rows}")
-    status, out, err = talk(*lines, arguments=(photo, "--system", "be brief"))
-    assert status == 0 and len(err) == 3
-    text = notes.read_text()
-    for part in ("be brief", f"![photo.png](<{photo}>)", "**You:** how <image> many?", out[0], str(other)):
-        assert part in text
-    assert "(ended by: length)" in text
-    (line,) = rows.read_text().splitlines()
-    row = json.loads(line)
-    assert (row["images"], row["model"]) == ([str(photo), str(other)], str(model_folder))
-    # Its images are named by absolute paths, which training must be told to allow.
-    messages = RowSchema(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
-    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
-    assert messages[3]["content"] == [{"type": "image", "image": other}, {"type": "text", "text": "why?"}]
-    assert for_terminal(messages[2]["content"][0]["text"]).split() == out[0].split()
-
-
-def test_save_overwrites_nothing_and_no_name_ends_the_chat(talk, tmp_path):
-    kept = tmp_path / "kept.md"
-    kept.write_text("mine")
-    bad = (kept, f"{kept}.txt", tmp_path / "missing" / "x.md", "~nosuchuser/x.md")
-    status, out, err = talk(f"/save {kept}", "how many?", *(f"/save {name}" for name in bad))
-    assert status == 2 and len(out) == 1 and kept.read_text() == "mine"
-    assert len(err) == 5 and all(line.startswith("error: ") for line in err)
-    assert list(tmp_path.iterdir()) == [kept]
 
 
 def as_terminals_write(path: Path) -> list[str]:

@@ -354,7 +354,6 @@ function under(turn) {
 	}
 	const button = (text, act) => make("button", { type: "button", textContent: text, onclick: act, disabled: running !== null });
 	line.append(figures, button("Copy", () => navigator.clipboard?.writeText(turn.text)));
-	if (turn === turns.at(-1)) line.append(button("Retry", () => retry(turn)));
 	if (imagesOf(turn).length && !turn.where && !imagesOf(turn).some((one) => one.video)) {
 		const where = button("Where did it look?", () => whereItLooked(turn, where));
 		line.append(where);
@@ -368,20 +367,6 @@ function undo() {
 	files = [...turn.images, ...files];
 	$("question").value ||= turn.question;
 	say("");
-	show();
-	save();
-}
-
-// The last question once more; where it fails, its answer is back.
-async function retry(turn) {
-	const later = files, typed = $("question").value;
-	turns.pop();
-	files = turn.images;
-	const count = turns.length;
-	await ask(turn.question, turn.asked);
-	if (turns.length === count) turns.push(turn);
-	files = later;
-	$("question").value = typed;
 	show();
 	save();
 }
