@@ -14,12 +14,10 @@ from data.images import (
     NamedBytes,
     check_most,
     describe,
-    is_array,
     open_file,
     open_undecoded,
     read_bytes,
 )
-from data.pixels import array_size
 
 
 def image_size(
@@ -29,8 +27,6 @@ def image_size(
 ) -> tuple[int, int]:
     """(width, height) of what `load_image` gives; refused as far as the header shows."""
     name = name or describe(source)
-    if is_array(source):
-        return array_size(source, name)
     if isinstance(source, Path) and limits.allow_paths and source.is_file():
         with suppress(OSError), source.open("rb") as file:
             check_most(name, "bytes", os.fstat(file.fileno()).st_size, limits.max_bytes)

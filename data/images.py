@@ -2,7 +2,7 @@
 
     image = load_image("photo.jpg")                       # a path
     image = load_image("https://example.org/photo.jpg")   # a URL
-    image = load_image(array, ImageLimits(max_pixels=10_000_000))
+    image = load_image(data, ImageLimits(max_pixels=10_000_000))  # bytes
 
 Pillow opens and decodes. A refusal is an `ImageError`, one sentence with the image's name. Bytes, pixels and
 sides have limits, which are checked before a pixel is decoded. Whoever opens an image of their own chose it;
@@ -15,7 +15,6 @@ import io
 import mimetypes
 import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +26,6 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError, optional
-from data.pixels import array_size, eight_bits, from_array
 from messages import one_line
 
 # Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
@@ -71,14 +69,10 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     """An upright, opaque RGB image.
 
     Args:
-        source: a path, an http(s) or data: URL, bytes, a binary file object, a PIL image, or a numpy array or
-            torch tensor: (H, W), (H, W, 1|3|4) or (1|3|4, H, W); 8-bit, 16-bit, or floats from 0 to 1.
+        source: a path, an http(s) or data: URL, bytes, a binary file object or a PIL image.
         name: what error messages call the image; its path or URL by default.
     """
     name = name or describe(source)
-    if is_array(source):
-        check_size(*array_size(source, name), limits, name)
-        return _flatten(from_array(source, name), name, own=True)
     image, orientation = open_undecoded(source, limits, name)
     return upright(image, orientation, name, own=image is not source)
 
@@ -107,19 +101,10 @@ class NamedBytes(bytes):
     name = ""
 
 
-def is_array(source: Any) -> bool:
-    """True for a numpy array or a tensor. Whoever has a tensor has imported torch, which takes seconds;
-    nobody else needs to."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
-    return isinstance(source, np.ndarray | tensor)
-
-
 def describe(source: Any) -> str:
     """A short name for error messages: the path or URL where there is one, else the kind of object."""
     if isinstance(source, Image.Image) and not getattr(source, "filename", ""):
         return f"PIL image ({source.mode}, {source.width}x{source.height})"
-    if is_array(source):
-        return f"array {tuple(source.shape)} of {source.dtype}"
     if isinstance(source, NamedBytes):
         return source.name
     if isinstance(source, bytes | bytearray | memoryview):
@@ -132,7 +117,7 @@ def describe(source: Any) -> str:
 
 # -------------------------------------------------------------------------------------------- to bytes
 def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
-    """The bytes of what `load_image` takes, except images and arrays, within `max_bytes`."""
+    """The bytes of what `load_image` takes, except PIL images, within `max_bytes`."""
     if isinstance(source, str) and (source[:5].lower() == "data:" or "://" in source[:16]):
         if source[:4].lower() == "http" and not limits.allow_urls:
             raise ImageError(f"{name}: URLs are disabled here (serve.py --allow-urls); send the file itself")
@@ -149,7 +134,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
     elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
     else:
-        kinds = "path, URL, bytes, file, PIL image or array"
+        kinds = "path, URL, bytes, file or PIL image (of an array: Image.fromarray)"
         raise ImageError(f"expected an image as {kinds}, got {type(source).__name__}")
     if not isinstance(data, bytes) or not data:
         got = "0 bytes" if isinstance(data, bytes) else type(data).__name__
@@ -285,3 +270,19 @@ def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
         raise ImageError(f"{name}: its mode {image.mode} has no RGB ({one_line(error, 200)})") from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
     return rgb
+
+
+def eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """An image of floats (0 to 1, or to 255) or of 16 or 32 bits of grey (modes F, I and I;16) in 8 bits,
+    scaled, not clipped; its transparent value is white."""
+    values, hidden = np.asarray(image), image.info.get("transparency")
+    low, high = float(values.min()), float(values.max())  # NaN where one value is
+    if not np.issubdtype(values.dtype, np.floating):  # I has 16 bits where the values say so
+        wide = values.dtype.itemsize > 2 and not 0 <= low <= high <= 65_535
+        rows = (row.astype(np.uint32) for row in values)  # no wider copy of all of them at once
+        grey = np.stack([(row >> 24 if wide else (row + 128) // 257).astype(np.uint8) for row in rows])
+    elif 0 <= low <= high <= 255:
+        grey = ((values if high <= 1 else values / 255) * 255).round().astype(np.uint8)
+    else:
+        raise ImageError(f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}")
+    return Image.fromarray(grey if hidden is None else np.where(values == hidden, np.uint8(255), grey))

@@ -10,8 +10,6 @@ import bisect
 import io
 import itertools
 import math
-import mimetypes
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from data.errors import ImageError, optional
-from data.images import ImageLimits, check_size, load_image, open_file, refusing_damage, upright
+from data.images import ImageLimits, check_size, open_file, refusing_damage, upright
 from messages import one_line
 
 MOST_BYTES = 2**31  # of a file that is read piece by piece
@@ -38,13 +36,13 @@ UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transfor
 class Clip:
     """A video that can be decoded, at least its first frame.
 
-    count: frames. rate: of them a second; None for a folder, whose images somebody has chosen already.
-    size: (width, height) in pixels. read: see `frames`. animated: it is an image that moves.
+    count: frames. rate: of them a second. size: (width, height) in pixels. read: see `frames`. animated: it
+    is an image that moves.
     """
 
     name: str
     count: int
-    rate: float | None
+    rate: float
     size: tuple[int, int]
     read: Callable[[Sequence[int]], Iterator[Image.Image]]
     animated: bool = False
@@ -115,7 +113,7 @@ def _upright(frame: Any) -> Image.Image:
 def _decoder(open_file: Callable[[], BinaryIO], container: str, name: str) -> Iterator[tuple[Any, Any]]:
     """PyAV's container and the stream of its pictures; what goes wrong in here becomes an ImageError."""
     advice = "to read videos, install the package av: pip install -r requirements-video.txt"
-    av = optional("av", f"{name}: {advice} (an animated GIF and a folder of images need nothing)")
+    av = optional("av", f"{name}: {advice} (an animated GIF needs nothing)")
     try:
         with open_file() as file, av.open(file, format=container) as opened:
             if not opened.streams.video:
@@ -181,26 +179,3 @@ def clip_of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | Non
         yield from (frame for number, (frame, _) in frames for _ in range(wanted.count(number)))
 
     return Clip(name, round(seconds / each), 1 / each, size, read, animated=True)
-
-
-def clip_of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:
-    """The images of a folder, in the order of their names and of the numbers in them."""
-
-    def number(path: Path) -> list[Any]:  # frame-2 before frame-10
-        return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
-
-    try:
-        shown = (path for path in folder.iterdir() if not path.name.startswith("."))
-        kinds = [(mimetypes.guess_type(path)[0] or "", path) for path in shown]
-    except OSError as error:
-        raise ImageError(f"{name}: the folder cannot be read ({one_line(error, 200)})") from error
-    files = sorted((path for kind, path in kinds if kind.startswith("image/")), key=number)
-    if not 1 <= len(files) <= MOST_FRAMES:
-        raise ImageError(
-            f"{name}: expected a folder with images, the frames of a video, got {len(files)} of them"
-        )
-
-    def read(indices: Sequence[int]) -> Iterator[Image.Image]:
-        return (load_image(files[index], limits) for index in indices)
-
-    return Clip(name, len(files), None, load_image(files[0], limits).size, read)

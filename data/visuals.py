@@ -3,7 +3,6 @@
     open_visual("photo.jpg")                      # an image, as `data.images.load_image` gives it
     clip = open_visual("clip.mp4")                # MP4, QuickTime, WebM, Matroska, AVI; path, URL or bytes
     clip = open_visual("dance.gif")               # an animated GIF, WebP or PNG
-    clip = open_visual("frames")                  # a folder of images, in the order of their names
     for frame in clip.frames([0, 12, 24]): ...    # upright RGB images
 
 A refusal is an `ImageError`.
@@ -29,7 +28,7 @@ from data.images import (
     read_bytes,
     refusing_damage,
 )
-from data.video import Clip, clip_of_animation, clip_of_file, clip_of_folder
+from data.video import Clip, clip_of_animation, clip_of_file
 
 _CONTAINERS = (
     (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
@@ -47,18 +46,18 @@ def open_visual(
     limits: ImageLimits = ImageLimits(),  # noqa: B008
     name: str | None = None,
 ) -> Image.Image | Clip:
-    """An image as `load_image` gives it; or of a video, an animation or a folder of images, a Clip."""
+    """An image as `load_image` gives it; or of a video or an animation, a Clip."""
     opened = clip_of(source, limits, name or describe(source))
     return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
 
 
 def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Clip:  # noqa: B008
-    """A Clip of what is a video, an animation or a folder of images. Raises ImageError."""
+    """A Clip of what is a video or an animation. Raises ImageError."""
     name = name or describe(source)
     if not isinstance(clip := clip_of(source, limits, name), Clip):
         if isinstance(clip, str | os.PathLike):
             read_bytes(clip, limits, name)  # says why there are none
-        kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
+        kinds = "MP4, QuickTime, WebM, Matroska, AVI, or an animated GIF, WebP or PNG"
         raise ImageError(f"{name}: expected a video ({kinds}), got something else")
     return clip
 
@@ -72,11 +71,9 @@ def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
     if local and limits.allow_paths:
         try:
             path = Path(source).expanduser()  # type: ignore[arg-type]
-            head = _head(path) if path.is_file() else None
+            head = _head(path) if path.is_file() else b""
         except (OSError, ValueError, RuntimeError):
             return source  # `load_image` says what is wrong with it
-        if head is None:
-            return clip_of_folder(path, limits, name) if path.is_dir() else source
         if container := container_of(head):
             return clip_of_file(path, container, limits, name)
         if not _ANIMATED.match(head):

@@ -52,18 +52,18 @@ class SmolVideos(VideoRule):
 
     def indices(self, clip: Clip) -> list[int]:
         """The frames that are shown: not those of the first and last second of a long video."""
-        rate, last = self.rate(clip), clip.count - 1
+        rate, last = clip.rate, clip.count - 1
         seconds = clip.count / rate
-        count = max(1, min(clip.count if clip.rate is None else round(self.fps * seconds), self.most))
+        count = max(1, min(round(self.fps * seconds), self.most))
         begin, end = 0, last
-        if clip.rate is not None and seconds - 2 > self.most * self.fps:
+        if seconds - 2 > self.most * self.fps:
             begin, end = int(rate), min(int(clip.count - rate), last)
         if begin >= end:
             begin, end = 0, last
         return np.unique(np.linspace(begin, end, count, dtype=int)).tolist()
 
     def plan(self, clip: Clip) -> Visual:
-        indices, rate = self.indices(clip), self.rate(clip)
+        indices, rate = self.indices(clip), clip.rate
         times, parts = tuple(index / rate for index in indices), Parts.planned(len(indices), self.tile_size)
         seconds, positions = clip.count / rate, len(indices) * self.tile_positions
         return Visual(parts, positions, (0, 0), clip.size, clip.name, times, seconds)

@@ -108,8 +108,6 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
     """Tower, projector and text. Each round of the projector makes one of four patches."""
     tower, _, text = qwen_vl.build(config)
-    patches: Any = tower.patch_embedding
-    patches.weight = nn.Parameter(patches.weight.data.squeeze(2))  # of a convolution without frames
     square = replace(config.vision, merge_size=2)
     widths = [*[square.hidden_size] * (config.vision.merger_times - 1), config.text.hidden_size]
     return tower, nn.Sequential(*(PatchMerger(square, width, "block") for width in widths)), text

@@ -15,23 +15,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.chat import chat_template
 from data.reading import Reading
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys, qwen_vl
 from families.qwen_images import QwenImages
-from families.qwen_vl import TURNS, grid, places, positions
+from families.qwen_vl import TURNS, build, grid, places, positions
 from families.saving import SavedProcessor, write_config, write_text
 from families.sections import text_config, vlm_config
 from models.checkpoints.files import Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
-from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionConfig
 
-__all__ = ["grid", "places", "positions"]
+__all__ = ["build", "grid", "places", "positions"]
 
 NAME = "paddleocr_vl"
 TITLE = "transformers PaddleOCR-VL"
@@ -124,14 +123,6 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
         return StoredTensor(theirs)
 
     return stored_tensor
-
-
-def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
-    """Tower, projector and text."""
-    tower, projector, text = qwen_vl.build(config)
-    patches: Any = tower.patch_embedding
-    patches.weight = nn.Parameter(patches.weight.data.squeeze(2))  # of a convolution without frames
-    return tower, projector, text
 
 
 def write(config: VLMConfig, dtype: str) -> dict:

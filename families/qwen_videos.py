@@ -53,8 +53,8 @@ class QwenVideos(VideoRule):
 
     def indices(self, clip: Clip) -> list[int]:
         """The frames that are shown."""
-        total, rate = clip.count, self.rate(clip)
-        wanted = total if clip.rate is None else total / rate * self.fps
+        total = clip.count
+        wanted = total / clip.rate * self.fps
         if self.tokens_per_second is None:
             count = min(max(int(wanted), self.fewest), self.most, total)
             return np.linspace(0, total - 1, count).round().astype(int).tolist()
@@ -89,7 +89,7 @@ class QwenVideos(VideoRule):
         return fit(height, width, factor, least, most, counted)
 
     def plan(self, clip: Clip) -> Visual:
-        indices, rate = self.indices(clip), self.rate(clip)
+        indices, rate = self.indices(clip), clip.rate
         rows, columns = self._sides(clip, len(indices))
         seconds = [index / rate for index in indices + indices[-1:] * (len(indices) % 2)]
         times = [(first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2])]

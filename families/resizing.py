@@ -1,5 +1,5 @@
 """What rules of images and videos of several families share: CLIP's pixels, the grid of tiles that is nearest
-to an image's shape, torchvision's resizing, and the rate and number of a video's frames.
+to an image's shape, torchvision's resizing, and the settings of videos.
 
 Frames, sizes, pixels and prompts of `families.qwen_videos` and `families.idefics3_videos` are those of
 transformers' video processors. One thing differs: a placeholder is the image's, since the model sees features
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from data.errors import ProcessorError
 from data.tiles import byte_values
-from data.video import Clip
 
 # torch's names of Pillow's ways to resample.
 MODES = {
@@ -78,7 +77,3 @@ class VideoRule:
         self.mode = MODES[settings["resample"]]
         if not torch.equal(byte_values({**of_images, **settings}), values):
             raise ProcessorError("image_mean and image_std of videos: expected those of images, got others")
-
-    def rate(self, clip: Clip) -> float:
-        """Frames a second; those of a folder stand for the ones that the model would take."""
-        return self.fps if clip.rate is None else clip.rate

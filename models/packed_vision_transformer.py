@@ -172,7 +172,8 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: PackedVisionConfig):
         super().__init__()
         side = config.patch_size
-        numbers: tuple[int, ...] = (config.num_channels, config.temporal_patch_size, side, side)
+        together = [config.temporal_patch_size] if config.temporal_patch_size > 1 else []
+        numbers: tuple[int, ...] = (config.num_channels, *together, side, side)
         if config.channels_last:
             numbers = (side * side * config.num_channels,)
         self.weight = nn.Parameter(torch.empty(config.hidden_size, *numbers))

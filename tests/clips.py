@@ -19,7 +19,7 @@ def noise(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
 
 
-def clip_of(frames: np.ndarray, rate: float | None = 10.0, name: str = "clip") -> Clip:
+def clip_of(frames: np.ndarray, rate: float = 10.0, name: str = "clip") -> Clip:
     """A Clip of (count, H, W, 3)."""
     size = (frames.shape[2], frames.shape[1])
     return Clip(name, len(frames), rate, size, lambda chosen: (Image.fromarray(frames[i]) for i in chosen))

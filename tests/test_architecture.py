@@ -60,7 +60,6 @@ FLOORS = {
         "data.errors",
         "data.images",
         "data.image_sizes",
-        "data.pixels",
         "data.video",
         "data.visuals",
         "data.tiles",

@@ -12,7 +12,6 @@ from urllib.error import HTTPError
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError, PromptError
@@ -86,12 +85,8 @@ def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_bytes(data)
     monkeypatch.setenv("HOME", str(tmp_path))
-    chw = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     sources = [
-        path, str(path), "~/a.png", data, bytearray(data), io.BytesIO(data), image, np.array(image), chw,
-        data_url(data),
-        chw.float() / 255, (chw.float() / 255).requires_grad_(), (chw / 255).double(),
-        np.array(image).astype(np.int64), np.array(image).astype(np.uint16) * 257,
+        path, str(path), "~/a.png", data, bytearray(data), io.BytesIO(data), image, data_url(data),
     ]  # fmt: skip
     for source in sources:
         assert same(load_image(source), image), source
@@ -192,7 +187,7 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(format: str):
 def test_floats():
     values = np.array([[0.0, 0.5, 1.0]], np.float32)
     assert np.asarray(load_image(encoded(Image.fromarray(values), "TIFF")))[0, :, 0].tolist() == [0, 128, 255]
-    assert np.asarray(load_image(values * 255))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(Image.fromarray(values * 255)))[0, :, 0].tolist() == [0, 128, 255]
     for bad in (np.nan, np.inf, -0.5, 300.0):
         values[0, 1] = bad
         with pytest.raises(ImageError, match="expected floats from 0 to 1"):
@@ -206,28 +201,11 @@ def test_transparency_is_flattened_on_white():
     palette.putpalette([255, 0, 0, 0, 0, 255])
     palette.putpixel((1, 0), 1)
     assert np.asarray(load_image(encoded(rgba)))[0].tolist() == [[255] * 3, [127] * 3]
-    assert np.asarray(load_image(np.array(rgba)))[0].tolist() == [[255] * 3, [127] * 3]
     assert np.asarray(load_image(encoded(palette, transparency=0)))[0].tolist() == [[255] * 3, [0, 0, 255]]
     rgb = Image.new("RGB", (2, 1), (9, 9, 9))
     rgb.putpixel((1, 0), (1, 2, 3))
     assert np.asarray(load_image(encoded(rgb, transparency=(9, 9, 9))))[0].tolist() == [[255] * 3, [1, 2, 3]]
     assert np.asarray(load_image(Image.new("LA", (1, 1), (0, 0))))[0].tolist() == [[255] * 3]
-
-
-def test_array_layouts():
-    grey = np.arange(18, dtype=np.uint8).reshape(3, 6)
-    expected = np.repeat(grey[..., None], 3, axis=2)
-    for array in (grey, grey[..., None], grey[None], torch.from_numpy(grey)[None]):
-        assert same(load_image(array), expected)
-    assert np.asarray(load_image(np.array([[True, False]])))[0, :, 0].tolist() == [255, 0]
-    assert load_image(torch.rand(3, 5, 6).bfloat16()).size == (6, 5)
-    for shape in ((2, 3, 4, 3), (5,), (7, 5, 2)):
-        with pytest.raises(ImageError, match=r"expected shape \(H, W\)"):
-            load_image(np.zeros(shape, np.uint8))
-    with pytest.raises(ImageError, match="expected integers from 0 to 255, got -1 to 0"):
-        load_image(np.array([[0, -1]]))
-    with pytest.raises(ImageError, match="at least one pixel"):
-        load_image(np.zeros((0, 4), np.uint8))
 
 
 # ----------------------------------------------------------------------------------------------- refusals

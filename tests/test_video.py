@@ -331,7 +331,7 @@ def test_frames_are_counted_where_no_header_does(tmp_path, codec):
 
 
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
-def test_animations_and_folders_are_videos(tmp_path, suffix):
+def test_animations_are_videos(tmp_path, suffix):
     frames = np.repeat(np.arange(0, 240, 20, dtype=np.uint8)[:, None, None, None], 3, axis=3)
     frames = np.ascontiguousarray(np.broadcast_to(frames, (12, 30, 40, 3)))
     clip = open_visual(write_animation(tmp_path / f"clip.{suffix}", frames, [100] * 6 + [300] * 6))
@@ -339,15 +339,6 @@ def test_animations_and_folders_are_videos(tmp_path, suffix):
     assert isinstance(clip, Clip) and (clip.count, clip.rate, clip.size) == (24, 10.0, (40, 30))
     shown = [frame.getpixel((0, 0))[0] for frame in clip.frames(range(24))]
     assert shown == [20 * number for number in [*range(6), *(6 + n // 3 for n in range(18))]]
-    folder = tmp_path / "frames"
-    folder.mkdir()
-    for number, frame in enumerate(frames):
-        Image.fromarray(frame).save(folder / f"frame{number}.png")
-    (folder / "notes.txt").write_text("none of them")
-    clip = open_visual(folder)
-    assert (clip.count, clip.rate) == (12, None)
-    assert [frame.getpixel((0, 0))[0] for frame in clip.frames([2, 10])] == [40, 200]
-    assert isinstance(open_visual(folder / "frame1.png"), Image.Image)
 
 
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
@@ -477,7 +468,7 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
     path = (write_animation if suffix == ".gif" else write_clip)(tmp_path / f"clip{suffix}", noise(9, 64, 48))
     expected, data = open_video(path), path.read_bytes()
     assert isinstance(visuals.clip_of(data, ImageLimits(), "clip"), Clip)
-    with open_apart(data, ImageLimits(), "clip") as clip:
+    with open_apart(data, ImageLimits(), "video 1") as clip:
         assert clip.animated == expected.animated == (suffix == ".gif")
         assert (clip.count, clip.rate, clip.size) == (expected.count, expected.rate, expected.size)
         for chosen in ([0, 3, 8], [2]):
@@ -489,23 +480,23 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
 def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch, caplog):
     """The log tells a crash from what was too much."""
     data = endless()
-    assert isinstance(visuals.clip_of(endless(frames=2), ImageLimits(), "endless"), Clip)
+    assert isinstance(visuals.clip_of(endless(frames=2), ImageLimits(), "video 1"), Clip)
     assert not isinstance(visuals.clip_of(b"\xff\xd8\xff", ImageLimits(), "JPEG"), Clip)
     started = []
     monkeypatch.setattr(videos, "Apart", lambda function: started.append(Apart(function)) or started[-1])
-    with pytest.raises(ImageError), open_apart(data, ImageLimits(max_seconds=0.5), "endless"):
+    with pytest.raises(ImageError), open_apart(data, ImageLimits(max_seconds=0.5), "video 1"):
         pass
     with monkeypatch.context() as patch:
         patch.setattr(videos, "Apart", lambda _: started.append(Apart(LITTLE)) or started[-1])
-        with pytest.raises(ImageError), open_apart(data, ImageLimits(), "endless"):
+        with pytest.raises(ImageError), open_apart(data, ImageLimits(), "video 1"):
             pass
     assert not caplog.records
     small = write_animation(tmp_path / "clip.gif", noise(4, 64, 48)).read_bytes()
-    with pytest.raises(ImageError), open_apart(small, ImageLimits(), "clip") as clip:
+    with pytest.raises(ImageError), open_apart(small, ImageLimits(), "video 1") as clip:
         started[-1]._process.kill()
         list(clip.frames([0, 1]))
     assert len(caplog.records) == 1
-    with pytest.raises(ImageError), open_apart(b"GIF89a and no more", ImageLimits(), "bad"):
+    with pytest.raises(ImageError), open_apart(b"GIF89a and no more", ImageLimits(), "video 1"):
         pass
     assert len(started) == 4 and all(child._process.returncode is not None for child in started)
 
@@ -771,23 +762,18 @@ def test_servers_show_as_many_frames_as_they_are_told(tmp_path):
 # ------------------------------------------------------------------------------------------- the command line
 @pytest.mark.slow
 def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complaint):
-    """A file, a folder, fewer frames, a batch and a conversation; boxes, and a model of one image, say no."""
+    """A file, fewer frames, a batch and a conversation; boxes, and a model of one image, say no."""
     save_hf("qwen3_vl", tmp_path / "model")
-    gif, frames = write_animation(tmp_path / "clip.gif", noise(12, 64, 48), 250), tmp_path / "frames"
-    frames.mkdir()
-    for number, frame in enumerate(noise(6, 64, 48)):
-        Image.fromarray(frame).save(frames / f"{number}.png")
+    gif = write_animation(tmp_path / "clip.gif", noise(12, 64, 48), 250)
     words, asked = ["-q", "how many", "--max-new-tokens", 3], {"model": tmp_path / "model"}
-    for shown, fps, most in ((gif, None, None), (gif, None, 4), (gif, 4.0, None), (frames, None, None)):
+    for fps, most in ((None, None), (None, 4), (4.0, None)):
         processor = Processor.from_pretrained(tmp_path / "model")
         processor.choose_frames(fps, most)
-        expected = processor.ask(open_video(shown), "how many")["input_ids"].shape[1]
+        expected = processor.ask(open_video(gif), "how many")["input_ids"].shape[1]
         more = [*(["--fps", fps] if fps else []), *(["--max-frames", most] if most else [])]
-        (result,) = as_json(shown, *words, *more, **asked)
-        assert result["prompt_tokens"] == expected and result["images"] == [str(shown)]
+        (result,) = as_json(gif, *words, *more, **asked)
+        assert result["prompt_tokens"] == expected and result["images"] == [str(gif)]
     assert "video" in complaint(gif, "--detect", "circle", "--box-format", "qwen3-vl", **asked)
-    status, _, err = cli(frames, *words, model=DEFAULT_MODEL)
-    assert status == 2 and "few images" in err
     Image.open(gif).save(tmp_path / "first.png")
     first, still = (as_json(name, *words, model=DEFAULT_MODEL)[0] for name in (gif, tmp_path / "first.png"))
     assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]

@@ -92,7 +92,7 @@ def serve() -> None:
             clip = open_video(data, limits, name)
         else:
             pages = Pages(data, name, limits)
-            clip = Clip(name, pages.count, None, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
+            clip = Clip(name, pages.count, 1.0, (1, 1), lambda numbers: (pages.draw(n + 1) for n in numbers))
         say({"count": clip.count, "rate": clip.rate, "size": clip.size, "animated": clip.animated})
         for line in sys.stdin.buffer:
             for frame in clip.read(json.loads(line)):

@@ -184,14 +184,8 @@ def images() -> tuple[bytes, ...]:
 
 
 def make_image(rng: random.Random) -> Any:
-    """Bytes mostly; now and then a data: URL, noise, or an array of any shape and type."""
+    """Bytes mostly; now and then a data: URL or noise."""
     kind = rng.random()
-    if kind < 0.06:
-        shape = [rng.choice((0, 1, 2, 3, 4, 17)) for _ in range(rng.choice((0, 1, 2, 3, 3, 4)))]
-        values = np.random.default_rng(rng.randrange(2**32)).random(shape) * rng.choice((1, 255, 300, -1))
-        with np.errstate(all="ignore"):
-            array = np.asarray(values).astype(rng.choice(("uint8", "int16", "float32", "bool", "complex64")))
-        return torch.from_numpy(array.copy()) if rng.random() < 0.4 else array
     if kind < 0.09:
         return rng.randbytes(rng.choice((0, 1, 8, 60, 2000)))
     data = rng.choice(images())
