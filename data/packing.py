@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -107,7 +108,10 @@ class SampleEncoder:
     ):
         self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
         self.questions = questions
-        processor.images.adapts = False  # type: ignore[attr-defined]  # rows are packed by plans
+        if getattr(processor.images, "adapts", False):  # rows are packed by plans, which see no pixels
+            self.processor, images = copy(processor), copy(processor.images)
+            images.adapts = False  # type: ignore[attr-defined]
+            self.processor.images = images
         if processor.images.own_sizes and processor.config is None:
             raise ValueError("images of their own sizes: expected a processor that was opened with a config")
 

@@ -45,6 +45,8 @@ class Pages:
                 why = "it needs a password" if "password" in str(error) else "it is damaged"
                 raise ImageError(f"{name}: expected a PDF that can be opened, but {why}") from error
             self.count = len(self._pdf)
+        elif name.lower().endswith(".pdf"):
+            raise ImageError(f"{name}: expected a PDF, got a file that does not begin as one")
         else:
             self._image, self._orientation = open_file(self._file, limits, name)
             with refusing_damage(f"{name}: the image"):

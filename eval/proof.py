@@ -207,7 +207,10 @@ class Proof:
             return found if found is None or isinstance(found, Tensor) else found.pixels
         own = FAMILIES[config.family].their_inputs
         parts = [found[at : at + 1].to("cpu") for at in range(len(found))]
-        patches = [own(inputs["input_ids"], one, config)["pixel_values"] for one in parts]
+        given = [own(inputs["input_ids"], one, config) for one in parts]
+        patches = [one["pixel_values"] for one in given]
+        if "target_sizes" in given[0]:  # patches side by side
+            return torch.cat(patches, dim=-1)
         if len(patches[0]) > 1:
             return torch.cat(patches)
         return pad_sequence([one[0] for one in patches], batch_first=True)

@@ -191,8 +191,7 @@ class InternVLImages(tiles.TiledImages):
 
     image_token = IMAGE
     flat = True
-
-    placeholder = IMAGE  # for an image in the chat template as transformers has it
+    placeholder = IMAGE  # what the saved chat template writes for an image
 
     def __init__(self, settings: Mapping[str, Any], tile_positions: int):
         self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}

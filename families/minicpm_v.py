@@ -166,6 +166,11 @@ class MiniCPMImages(tiles.TiledImages):
         with tiles.reading_settings(self.settings):
             self._resample, self._values = tiles.pixel_rule(self.settings)
             known = SimpleNamespace(**{"small_image_upsize": "always", **self.settings})
+            for name in ("max_slice_nums", "scale_resolution", "patch_size"):
+                if type(self.settings[name]) is not int or self.settings[name] < 1:
+                    raise ValueError(f"{name}: expected a whole number above 0, got {self.settings[name]!r}")
+            if known.small_image_upsize not in ("always", "never", "adaptive"):
+                raise ValueError(f"small_image_upsize: {known.small_image_upsize!r} is unknown")
             if kind == OCR and known.do_rescale and known.do_normalize:  # both at once, as there
                 both = (torch.tensor(of) for of in (known.image_mean, known.image_std))
                 mean, deviation = ((of * (1.0 / known.rescale_factor)).expand(3)[:, None] for of in both)
@@ -254,7 +259,8 @@ class MiniCPMImages(tiles.TiledImages):
         if not 0 < width * height <= self.side**2 or (side := _enlarged_to(shown, self.side)) == self.side:
             return usual
         shape = self._shape(height, width, side is not None, side)
-        return self._resized(shown, *shape) if math.prod(shape) < usual[0].numel() else usual
+        small = math.prod(shape) < usual[0].numel()  # bicubic there, whatever the others are
+        return resized(tiles.pixels_of(shown), *shape[::-1], "bicubic") if small else usual
 
     def _resized(self, image: Image.Image, height: int, width: int) -> Tensor:
         if self.kind == OCR:

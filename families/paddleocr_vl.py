@@ -172,9 +172,13 @@ class PaddleImages(QwenImages):
 image_rule = lambda settings, config: PaddleImages(settings)  # where there is no folder
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    return "mrope_section" not in record.getMessage()
+
+
 def open_images(opened: Opened) -> tuple[PaddleImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint."""
     # transformers reads config.json with the tokenizer, and does not know a key of its rotary places.
-    logging.getLogger("transformers.modeling_rope_utils").setLevel(logging.ERROR)
+    logging.getLogger("transformers.modeling_rope_utils").addFilter(_is_news)
     tokenizer = open_with(opened, (PaddleImages.image_token,))
     return PaddleImages(image_settings(opened)), tokenizer, chat_template(opened)

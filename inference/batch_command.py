@@ -21,6 +21,7 @@ from inference.batch_files import (
     questions_of_lines,
 )
 from inference.command import log
+from inference.errors import RequestError
 from inference.flags import check_model, option, positive
 from inference.printing import MOST_SHOWN
 from inference.results import only_writer
@@ -70,14 +71,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         )
     if not (lines or asked):
         parser.error(f"{args.batch[0]}: expected -q TEXT, a question in quotes, or one FILE.jsonl alone")
-    if args.shard and args.temperature > 0 and args.seed is None:
-        parser.error("--shard with a --temperature: expected a --seed, so that all shards are as one run")
     parser.refuse_together(args, *(f"{one}, --num-answers" for one in ("--detect", "--point", "--describe")))
     return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer the lines of a file, or questions about each of many images. Returns the exit status."""
+    if args.shard and args.temperature > 0 and args.seed is None:
+        raise RequestError(
+            "--shard with a --temperature: expected a --seed, so that all shards are as one run"
+        )
     made = command.generation_options(args, confidence=True)
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]

@@ -76,6 +76,7 @@ class Questions:
     key: what names one in the results, "line", "id" or, of documents, "page". name: what they come from.
     folder: where relative paths of images begin. entries: (key, question) of each. things: what a question
     asks to locate, by its text. unread: why a folder or a document could not be read. noun: for them.
+    stamps: what changes with a document; results with another "stamp" are of an earlier version of it.
     """
 
     key: str
@@ -85,11 +86,16 @@ class Questions:
     things: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     noun: str = "question"
+    stamps: dict[str, str] = field(default_factory=dict)
 
     def is_result(self, record: dict[str, Any]) -> bool:
         named = type(record[self.key]) is (int if self.key == "line" else str)
         own = self.key == "line" or "line" not in record
         return named and own and ("error" in record or record.keys() >= _ANSWER)
+
+    def is_stale(self, record: dict[str, Any]) -> bool:
+        stamp = record.get("stamp")
+        return self.stamps.get(record.get("document", ""), stamp) != stamp
 
     def image_path(self, image: str) -> str:
         """The path or URL of an image. Only those that stand in a file may be URLs or begin at home."""
@@ -232,7 +238,7 @@ class BatchFiles:
         answered = {
             record[source.key]: _hash(*map(record.get, names))
             for record in self.results
-            if "error" not in record
+            if "error" not in record and not source.is_stale(record)
         }
         everything = self._compare(answered)
         ours, self.all_shards = source.part(everything, *(shard or (1, 1))), len(everything)
@@ -240,7 +246,7 @@ class BatchFiles:
         self.total = len(ours)
         with self.results.appending():  # shows that it can be written to
             pass
-        self.results.compact(errors=False, ordered=True)
+        self.results.compact(errors=False, ordered=True, but=source.is_stale)
 
     def _compare(self, answered: Mapping[Any, int]) -> list[tuple[int, Any, Value]]:
         """(group, key, question) of all questions in the order in which they are answered; those with an

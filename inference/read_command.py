@@ -53,6 +53,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     own = ("folder", "format", "task", "max_new_tokens")
     parser.set_defaults(source=pages_of, kind="inference.pages.reader:Reader", how=own)
     args = parser.parse_args(arguments)
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out}: expected a folder, got a file")
     part = "" if args.shard is None else "-{}-of-{}".format(*args.shard)
     args.folder, args.out = args.out, args.out / f"pages{part}.jsonl"
     return args
@@ -69,17 +71,24 @@ def run(args: argparse.Namespace) -> int:
 def pages_of(args: argparse.Namespace) -> Questions:
     """The pages of documents, as questions about each. Raises RequestError where there is no document."""
     found = questions_of_images(args.names, [""], endings=ENDINGS | {".pdf"})
-    entries, unread = list[tuple[Any, Any]](), [*found.unread]
+    entries, unread, stamps = list[tuple[Any, Any]](), [*found.unread], dict[str, str]()
+    own, named = (
+        [os.path.join(os.path.realpath(one), "") for one in names] for names in ([args.folder], args.names)
+    )
     for source, _ in found.entries:
+        if os.path.realpath(source).startswith(own[0]) and not any(one.startswith(own[0]) for one in named):
+            continue  # pictures of documents that were written in a folder of documents
         try:
             with closing(Pages(Path(source), source)) as pages:
-                count, size = pages.count, os.path.getsize(source)
+                count, file = pages.count, os.stat(source)
             wanted = [n for n in range(1, count + 1) if any(first <= n <= last for first, last in args.pages)]
             if not wanted:
                 raise ImageError(f"{source}: expected one of its {count} pages among --pages")
-            # Results with another question are of another document.
-            about = {"image": source, "question": f"pages of {count} in {size} bytes"}
-            entries += [(f"{source}#{number:05}", {**about, "page": number}) for number in wanted]
+            # Wherever the command runs, a document is the same beside the same results.
+            document = os.path.relpath(source, args.folder)
+            stamps[document] = f"{file.st_size} bytes of {file.st_mtime_ns}"
+            about = {"image": document, "question": f"one of {count} pages"}
+            entries += [(f"{document}#{number:05}", {**about, "page": number}) for number in wanted]
         except (ImageError, OSError) as error:
             unread.append(one_line(error))
-    return replace(found, key="page", noun="page", entries=entries, unread=unread)
+    return replace(found, key="page", noun="page", entries=entries, unread=unread, stamps=stamps)

@@ -76,13 +76,19 @@ class ResultsFile:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (record for path in self._paths() for record, _ in self._lines(path))
 
-    def compact(self, errors: bool, ordered: bool = False) -> None:
+    def compact(
+        self,
+        errors: bool,
+        ordered: bool = False,
+        but: Callable[[dict[str, Any]], bool] = lambda record: False,
+    ) -> None:
         """Make one file of the parts, with every record once and without a half-written line: with those that
-        report an error or without, `ordered` by their key or as they are."""
+        report an error or without, without those that `but` is true of, `ordered` by their key or as they
+        are."""
         paths = self._paths()
         kept: dict[Any, bytes] = {}
         for record, line in (pair for path in paths for pair in self._lines(path)):
-            if errors or not record.get("error"):
+            if (errors or not record.get("error")) and not but(record):
                 kept.setdefault(record[self.key], line)
         if not paths:
             return

@@ -50,7 +50,7 @@ class PackedVisionConfig(Checked):
     patch_bias: bool = True
     channels_last: bool = False  # a patch is flattened pixel by pixel, not colour by colour (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
-    # How it is stretched to a grid: corner on corner, edge on edge, or so and smoothed as a picture is; or
+    # How it is stretched to a grid: corner on corner, edge on edge, this with antialiasing ("picture"); or
     # a patch has the place of the table that it lies in.
     table_fit: str = "corners"
     rope_theta: float = 10_000.0
@@ -59,7 +59,7 @@ class PackedVisionConfig(Checked):
     window: int = 0  # patches along a side of an attention window; 0: layers attend to the whole image
     whole_layers: tuple[int, ...] = ()  # layers without windows
     insert_layer: int | None = None  # after which a window merger makes one patch of four (MiniCPM-V)
-    inserts: bool = True  # else the window merger is there, and left out
+    inserts: bool = True  # False: the weights of the window merger are kept and not used
     kind: str = ""  # model_type, where several have this tower; kept for saving
     taps: tuple[int, ...] = ()  # layers whose output goes to the first layers of the text part as well
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving

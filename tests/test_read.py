@@ -52,7 +52,7 @@ def run(cli, tmp_path, monkeypatch):
 
 def pages(source: str, out: str = "read/pages.jsonl") -> dict[int, dict]:
     """The results of a document's pages."""
-    records = [record for record in json_lines(Path(out)) if record["document"] == source]
+    records = [record for record in json_lines(Path(out)) if record["document"] == f"../{source}"]
     return {record["number"]: record for record in records}
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_goes_on(run, cli, tmp_path, monkeypatch):
     limit = 5
     run("in", "--out", "cut", status=130)
     with Path("cut/pages.jsonl").open("a") as file:
-        file.write('{"page": "in/b.tif#0')  # as a kill leaves it
+        file.write('{"page": "../in/b.tif#0')  # as a kill leaves it
     limit = 7
     err = run("in", "--out", "cut")
     assert len(made) == len(set(made)) == 7 and "5 skipped" in err
@@ -127,6 +127,40 @@ def test_some_pages_now_and_others_later(run, tmp_path, complaint):
         assert "--pages" in complaint("read", "nine.pdf", f"--pages={wrong}")
 
 
+def test_a_later_run_keeps_what_others_wrote(run, tmp_path, monkeypatch):
+    """Another document of that name, pictures in the folder of documents, a document that changed, and the
+    same one by another path."""
+    for name in ("a/x.tif", "x.tiff"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_frames(tmp_path / name, 2)
+    run("a/x.tif")
+    first = Path("read/x.md").read_bytes()
+    run("x.tiff")
+    assert Path("read/x.md").read_bytes() == first and Path("read/x.tiff.md").exists()
+    (tmp_path / "read/x_pictures").mkdir()
+    draw_image(20, 20).save(tmp_path / "read/x_pictures/1.png")
+    assert "4 skipped" in run(".", "--out", "read")
+    draw_image(70, 60).save(tmp_path / "x.tiff")
+    assert "1 answered, 0 failed, 2 skipped" in run(tmp_path)
+    assert [record["size"] for record in pages("x.tiff").values()] == [[70, 60]]
+    monkeypatch.chdir("a")
+    assert "3 skipped" in run("..", "--out", "../read")
+
+
+def test_a_document_that_vanishes_is_one_failure(run, tmp_path, monkeypatch):
+    for name in ("a.tif", "b.tif"):
+        write_frames(tmp_path / name, 3)
+    record = Page.record
+
+    def gone(page):
+        Path("a.tif").unlink(missing_ok=True)
+        return record(page)
+
+    monkeypatch.setattr(Page, "record", gone)
+    assert "a.tif" in run("a.tif", "b.tif", status=1)
+    assert not Path("read/a.md").exists() and len(pages("b.tif")) == 3 and Path("read/b.md").exists()
+
+
 def test_documents_of_one_name_stay_apart(run, tmp_path):
     for name in ("a/x.tif", "b/x.tif", "c/y.tif", "c/y.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -139,8 +173,8 @@ def test_documents_of_one_name_stay_apart(run, tmp_path):
     }
     run("c/y.tif", "c/y.png", "--format", "txt")
     assert {path.as_posix() for path in Path("read").rglob("*.txt")} == {
-        "read/c/y.tif.txt",
-        "read/c/y.png.txt",
+        "read/c/y.txt",  # whose name an earlier run gave
+        "read/y.txt",
     }
 
 

@@ -87,7 +87,14 @@ class Strict(BaseModel):
 
 
 # ------------------------------------------------------------------------------------------------- messages
-_url = lambda value: value.get("url", value.get("file_data")) if isinstance(value, dict) else value
+def _url(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.get("file_id"):
+        raise PydanticCustomError("unsupported_parameter", "file_id: no files are kept here; send file_data")
+    return value.get("url", value.get("file_data"))
+
+
 Url = Annotated[str | None, BeforeValidator(_url)]
 
 

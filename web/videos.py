@@ -72,7 +72,7 @@ def _why(status: int, limits: ImageLimits) -> str:
     """The reason for which the process has ended, as advice."""
     if status == -signal.SIGALRM:
         return f"not decoded within {WALL:g} s on a busy server; ask again, or give less"
-    if status in (-signal.SIGPROF, OUT_OF_MEMORY):
+    if status in (-signal.SIGPROF, -signal.SIGABRT, OUT_OF_MEMORY):  # pdfium aborts without memory
         most = f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
         return f"it takes more than {most} to decode; give less"
     if status != -signal.SIGTERM:  # nobody waits for it any more

@@ -10,17 +10,17 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cache, cached_property
+from itertools import chain, count, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from data.errors import replacing
+from data.errors import ImageError, replacing
 from data.pages import Pages
 from data.reading import Reading
 from generation.requests import LazyRequest, Request
@@ -56,6 +56,7 @@ class Reader(Batch):
     _left: Counter[str] = field(default_factory=Counter)  # how many pages of a document are to be read
     _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # results of those that lack pages
     _ended: Counter[str] = field(default_factory=Counter)
+    _lost: list[str] = field(default_factory=list)  # why documents could not be written
 
     def run(self, log: Callable[[str], None]) -> Summary:
         self.checkpoint.processor.reading.prompt(self.task)  # is refused before anything is drawn
@@ -64,28 +65,35 @@ class Reader(Batch):
         for source, records in groupby(self.files.results, itemgetter("document")):
             if self._left[source]:
                 self._read[source] = [*records]
-                self.targets[source].unlink(missing_ok=True)
-            elif source in asked and not self.targets[source].exists():
+                self._target(source).unlink(missing_ok=True)
+            elif source in asked and not self._target(source).exists():
                 self._write(source, records)
         summary = super().run(log)
+        summary.failures += self._lost
         ended = sorted(self._ended.items(), reverse=True)
         log(f"pages: {', '.join(f'{count} {how}' for how, count in ended) or 'none read'}")
         return summary
 
     @cached_property
-    def targets(self) -> dict[str, Path]:
-        """The file of each document, also those of earlier runs: its own name without the ending, but with it
+    def names(self) -> dict[str, str]:
+        """The name of each document in the folder: as in earlier runs, or its own without the ending; with it
         where two would be the same."""
-        sources = {record["document"] for record in self.files.results}
-        sources |= {value["image"] for _, value in self.files.source.entries}
-        common = os.path.commonpath([os.path.dirname(os.path.abspath(source)) for source in sources])
-        forms = {(one := os.path.relpath(source, common)): os.path.splitext(one)[0] for source in sources}
-        used = Counter(form.casefold() for both in forms.items() for form in {*both})
-        names = {one: stem if used[stem.casefold()] == 1 else one for one, stem in forms.items()}
-        return {
-            source: self.folder / f"{names[os.path.relpath(source, common)]}.{self.format}"
-            for source in sources
-        }
+        named = {record["document"]: record["file"] for record in self.files.results if "file" in record}
+        sources = {value["image"] for _, value in self.files.source.entries} - named.keys()
+        whole = {source: os.path.abspath(self.folder / source) for source in sources}
+        common = os.path.commonpath(map(os.path.dirname, whole.values())) if whole else ""
+        forms = {source: os.path.relpath(path, common) for source, path in sorted(whole.items())}
+        stems = Counter(os.path.splitext(form)[0].casefold() for form in forms.values())
+        taken = {name.casefold() for name in named.values()}
+        for source, form in forms.items():
+            stem = os.path.splitext(form)[0]
+            tries = chain([stem] * (stems[stem.casefold()] == 1), [form], (f"{form}-{n}" for n in count(2)))
+            named[source] = next(one for one in tries if one.casefold() not in taken)
+            taken.add(named[source].casefold())
+        return named
+
+    def _target(self, source: str) -> Path:
+        return self.folder / f"{self.names[source]}.{self.format}"
 
     def written(self, record: dict[str, Any]) -> None:
         source = record["document"]
@@ -97,16 +105,26 @@ class Reader(Batch):
 
     def _requests(self) -> Iterator[LazyRequest]:
         for source, some in groupby(self.files.missing, lambda entry: entry[1]["image"]):
-            with closing(Pages(Path(source), source)) as pages:
+            with ExitStack() as end:
+                opened = cache(lambda source=source, end=end: end.enter_context(self._open(source)))
                 for key, value in some:
-                    page = _Page(self, key, value, pages.draw)
+                    page = _Page(self, key, value, lambda *given, opened=opened: opened().draw(*given))
                     yield LazyRequest((page, 0), page.next_request)
 
+    def _open(self, source: str) -> closing[Pages]:
+        return closing(Pages(self.folder / source, source))
+
     def _write(self, source: str, records: Iterable[dict[str, Any]]) -> None:
-        target, processor = self.targets[source], self.checkpoint.processor
+        try:
+            self._write_all(source, sorted(records, key=itemgetter("number")))
+        except (ImageError, OSError) as error:  # the others are written all the same
+            self._lost.append(f"not written: {one_line(error)}")
+
+    def _write_all(self, source: str, records: Iterable[dict[str, Any]]) -> None:
+        target, processor = self._target(source), self.checkpoint.processor
         made: Any = None  # of the pages so far
-        with closing(Pages(Path(source), source)) as pages:
-            for record in sorted(records, key=itemgetter("page")):
+        with self._open(source) as pages:
+            for record in records:
                 number, image = record["number"], Image.new("RGB", (1, 1))
                 if "error" not in record:
                     image, said = pages.draw(number, processor.images), record["answers"][0]
@@ -143,7 +161,8 @@ class _Page(Question):
     def record(self) -> dict[str, Any]:
         """The result: of each token it has where in the text it stands, and its probability."""
         source, number = self.value["image"], self.value["page"]
-        result = {"page": self.key, "document": source, "number": number, "images": [source]}
+        result = {"page": self.key, "document": source, "file": self.batch.names[source], "number": number}
+        result |= {"stamp": self.batch.files.source.stamps[source], "images": [source]}
         if self.error is not None:
             return result | {"ended": "failed", "error": one_line(self.error)}
         checkpoint, files, output = self.batch.checkpoint, self.batch.files, self.done[0]
