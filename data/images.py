@@ -207,10 +207,8 @@ def open_file(file: BinaryIO, limits: ImageLimits, name: str) -> tuple[Image.Ima
 
 def _no_image(data: bytes, name: str) -> ImageError:
     """The error for a file that is none of the formats that are read."""
-    wanted, got = (
-        "an image that is opened here, such as PNG, JPEG, WebP or GIF",
-        f"a file that starts with {data[:24]!r}",
-    )
+    wanted = "an image that is opened here, such as PNG, JPEG, WebP or GIF"
+    got = f"a file that starts with {data[:24]!r}"
     if re.match(rb".{4}ftyp(?!hei|hev|mif1|msf1|avif|avis)|\x1aE\xdf\xa3", data, re.DOTALL):
         got = "a video, which is given as a video: a part or column of that name"
     elif (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):

@@ -148,6 +148,8 @@ _DEFAULTS: dict[str, Any] = {
     **CLIP_PIXELS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_slice_nums": 9, "patch_size": 14,
     "scale_resolution": 448, "slice_mode": True, "use_image_id": True,
 }  # fmt: skip
+# By small_image_upsize: whether small images grow, and whether their writing has a say.
+_UPSIZE = {"always": (True, False), "never": (False, False), "adaptive": (True, True)}
 
 
 class MiniCPMImages(tiles.TiledImages):
@@ -169,14 +171,11 @@ class MiniCPMImages(tiles.TiledImages):
             for name in ("max_slice_nums", "scale_resolution", "patch_size"):
                 if type(self.settings[name]) is not int or self.settings[name] < 1:
                     raise ValueError(f"{name}: expected a whole number above 0, got {self.settings[name]!r}")
-            if known.small_image_upsize not in ("always", "never", "adaptive"):
-                raise ValueError(f"small_image_upsize: {known.small_image_upsize!r} is unknown")
             if kind == OCR and known.do_rescale and known.do_normalize:  # both at once, as there
                 both = (torch.tensor(of) for of in (known.image_mean, known.image_std))
                 mean, deviation = ((of * (1.0 / known.rescale_factor)).expand(3)[:, None] for of in both)
                 self._values = (torch.arange(256.0) - mean) / deviation
-            upsize = known.small_image_upsize
-            self.grows, self.adapts = upsize != "never", upsize == "adaptive"
+            self.grows, self.adapts = _UPSIZE[known.small_image_upsize]
             self.factor = known.patch_size * (2 if known.downsample_mode == "4x" else 4)
             self.side, self.most = known.scale_resolution, known.max_slice_nums if known.slice_mode else 1
             self.longest_side = self.side * self.most

@@ -169,11 +169,8 @@ class PaddleImages(QwenImages):
         return replace(super().transformers(tokenizer, chat_template), roles=roles)
 
 
+_is_news = lambda record: "mrope_section" not in record.getMessage()
 image_rule = lambda settings, config: PaddleImages(settings)  # where there is no folder
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return "mrope_section" not in record.getMessage()
 
 
 def open_images(opened: Opened) -> tuple[PaddleImages, AnyTokenizer, str | None]:

@@ -72,11 +72,9 @@ def pages_of(args: argparse.Namespace) -> Questions:
     """The pages of documents, as questions about each. Raises RequestError where there is no document."""
     found = questions_of_images(args.names, [""], endings=ENDINGS | {".pdf"})
     entries, unread, stamps = list[tuple[Any, Any]](), [*found.unread], dict[str, str]()
-    own, named = (
-        [os.path.join(os.path.realpath(one), "") for one in names] for names in ([args.folder], args.names)
-    )
+    own, *named = (os.path.join(os.path.realpath(one), "") for one in (args.folder, *args.names))
     for source, _ in found.entries:
-        if os.path.realpath(source).startswith(own[0]) and not any(one.startswith(own[0]) for one in named):
+        if os.path.realpath(source).startswith(own) and not any(one.startswith(own) for one in named):
             continue  # pictures of documents that were written in a folder of documents
         try:
             with closing(Pages(Path(source), source)) as pages:

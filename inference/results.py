@@ -83,8 +83,7 @@ class ResultsFile:
         but: Callable[[dict[str, Any]], bool] = lambda record: False,
     ) -> None:
         """Make one file of the parts, with every record once and without a half-written line: with those that
-        report an error or without, without those that `but` is true of, `ordered` by their key or as they
-        are."""
+        report an error or without, without those that are `but`, `ordered` by their key or as they are."""
         paths = self._paths()
         kept: dict[Any, bytes] = {}
         for record, line in (pair for path in paths for pair in self._lines(path)):

@@ -294,10 +294,7 @@ def export(document: DoclingDocument, form: str, pictures: Path | None = None) -
     if form == "json":
         return document.model_dump_json(by_alias=True, exclude_none=True)
     writer, params = _WRITERS[form]
-    layers = {
-        ContentLayer.BODY,
-        ContentLayer.FURNITURE,
-    }  # headers and footers of pages are text of theirs, too
+    layers = {ContentLayer.BODY, ContentLayer.FURNITURE}  # headers and footers of pages are text, too
     hidden = {"ocelli__confidence"}
     about = params(layers=layers, blocked_meta_names=hidden, image_mode=images, escape_underscores=False)
     return writer(doc=document, params=about).serialize().text
