@@ -3,10 +3,10 @@
     grammar = doctags_grammar({"<text>": 100260, "<key_": 100307})  # tags that are tokens, or begin with one
 
 It allows what docling-core 2.104 writes (headings of 6 levels, tables of COLUMNS), with boxes or without,
-indented or not, and text that forms no tag (in code, any but its end). Elements close in the order in which they were opened. A box is four `<loc_N>` of
-0 to LARGEST, the last two not smaller than the first two. All rows of a table are as wide as its first; no
-row begins with `<lcel>`, and the first has no `<ucel>`. Rules have a number as parameter (`::`): how deep a
-list is, how many cells the row must still have, or the first coordinates of a box, of nine bits each.
+indented or not, and text that forms no tag (in code, any but its end). The element opened last closes first.
+A box is four `<loc_N>` of 0 to LARGEST, the last two not below the first two. Rows of a table are as wide as
+its first; none begins with `<lcel>`, the first has no `<ucel>`. Rules have a number (`::`): how deep a list
+is, how many cells the row must still have, or the first coordinates of a box, of nine bits each.
 """
 
 from __future__ import annotations
