@@ -9,15 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from data.images import (
-    ImageLimits,
-    NamedBytes,
-    check_most,
-    describe,
-    open_file,
-    open_undecoded,
-    read_bytes,
-)
+from data.images import ImageLimits, NamedBytes, check_most, describe, open_file, open_undecoded, read_bytes
 
 
 def image_size(

@@ -19,15 +19,7 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError
-from data.images import (
-    ImageLimits,
-    NamedBytes,
-    describe,
-    load_image,
-    open_file,
-    read_bytes,
-    refusing_damage,
-)
+from data.images import ImageLimits, NamedBytes, describe, load_image, open_file, read_bytes, refusing_damage
 from data.video import Clip, clip_of_animation, clip_of_file
 
 _CONTAINERS = (

@@ -10,15 +10,7 @@ from shapes.drawing import digit_images, render
 from shapes.questions import ask, describe, sample_questions
 from shapes.sampling import sample_scene
 from shapes.scoring import heldout_questions, score
-from shapes.world import (
-    COLOURS,
-    FAMILIES,
-    MAX_THINGS,
-    QA,
-    RGB,
-    Scene,
-    Thing,
-)
+from shapes.world import COLOURS, FAMILIES, MAX_THINGS, QA, RGB, Scene, Thing
 
 __all__ = [
     "COLOURS",

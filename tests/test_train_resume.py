@@ -51,7 +51,9 @@ def no_file_beyond(room: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python would leave modules that are cut off
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -141,6 +143,7 @@ def test_a_full_disk_does_not_end_the_run(folder, capfd):
 
     def last(self, *arguments):  # in the run itself, which may be quicker than whoever watches it
         finish(self, *arguments)
+        sys.dont_write_bytecode = True  # Python would leave modules that are cut off
         resource.setrlimit(resource.RLIMIT_FSIZE, (32_768, 32_768))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -94,6 +94,7 @@ def test_an_evaluation_of_several_answers_has_those_of_separate_calls_and_resume
     assert by_k[4]["best"] == {
         "score": statistics.mean(some_right),
         "interval": list(score_interval(some_right)),
+        "n": len(some_right),
     }
     won = [own["scores"][own["answers"].index(own["answer"])] for own in records.values()]
     assert by_k[4]["majority"]["score"] == statistics.mean(won)

@@ -23,14 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.native.build import NoCompiler, is_compiled, load_library, structure
-from generation.fast.native.panels import (
-    BITS,
-    PanelLinear,
-    load_panels,
-    refuse_change,
-    to_panels,
-    unreadable,
-)
+from generation.fast.native.panels import BITS, PanelLinear, load_panels, refuse_change, to_panels, unreadable
 from generation.fast.native.passes import run_pass
 from generation.fast.network import GEMMA4_TOWER, PACKED_TOWER, TOWER, full_name
 from generation.fast.quantized import quantize_rows

@@ -25,13 +25,7 @@ from families import FAMILIES, family_of
 from messages import counted, some
 from models.checkpoints.files import naming
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import (
-    EMBEDDING,
-    HEAD,
-    StoredTensorOf,
-    read_header,
-    read_tensor,
-)
+from models.checkpoints.weights import EMBEDDING, HEAD, StoredTensorOf, read_header, read_tensor
 
 # The last one is `read_tensor` of its arguments, or `changed_tensor`.
 Put = Callable[[nn.Module, Sequence[str], "partial[Tensor]"], None]

@@ -34,7 +34,12 @@ def without_privileges() -> None:
 
 def at_most(size: int) -> Callable[[], None]:
     """This process's files may not grow past `size` bytes: a disk that is full."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    def limit() -> None:
+        sys.dont_write_bytecode = True  # Python would leave modules that are cut off
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
 
 
 def refused(work: Callable[[], object], limit: Callable[[], None], log) -> str:
