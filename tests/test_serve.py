@@ -235,9 +235,8 @@ def test_an_answer_that_is_sent_back_is_read_in_the_models_own_numbers(here, tmp
     talk = Conversation(open_checkpoint(FOLDER, device="cpu"))
     raw = talk.send("Where is the star?", [wide]).finish()
     talk.send("Where is the square?").finish()
-    assert (
-        second.choices[0].message.boxes == located("qwen3-vl", [(1000, 1000)], talk.turns[-1].answer)["boxes"]
-    )
+    sizes = talk.checkpoint.processor.images.plan(1000, 1000).sizes
+    assert second.choices[0].message.boxes == located("qwen3-vl", sizes, talk.turns[-1].answer)["boxes"]
     kept = first.usage.prompt_tokens + len(raw["token_ids"][0])
     assert second.usage.prompt_tokens_details.cached_tokens >= kept - 2
 
