@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-pytest.importorskip("latex2mathml")
+LIBRARY = pytest.importorskip("latex2mathml")
 
-from recipes.pages import words
-from recipes.pages.layouts import KINDS, Page, html
-from recipes.pages.make import main
-from recipes.pages.tables import random_table
+from recipes.pages import words  # noqa: E402
+from recipes.pages.layouts import KINDS, Page, html  # noqa: E402
+from recipes.pages.make import main  # noqa: E402
+from recipes.pages.tables import random_table  # noqa: E402
 
 SAMPLE = Path(__file__).resolve().parent.parent / "sample"
 CHROMIUM = Path("/usr/bin/chromium")
