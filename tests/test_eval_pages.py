@@ -4,9 +4,6 @@ import json
 import random
 
 import pytest
-
-pytest.importorskip("docling_core")
-
 from PIL import Image
 
 from data.errors import DatasetError

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("docling_core")
-
 from docling_core.types.doc.document import DoclingDocument, DocTagsDocument
 
 from data.reading import Reading

@@ -15,7 +15,6 @@ from tests.house import data_url, json_lines
 from tests.processors import draw_image
 from tests.servers import CHAT, EXAMPLE, MESSAGES, NAME, RESPONSES, STAR, Running, embedded, running
 
-pytest.importorskip("docling_core")
 pdfium = pytest.importorskip("pypdfium2")
 Page = pytest.importorskip("inference.pages.reader")._Page
 
