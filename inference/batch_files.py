@@ -187,7 +187,8 @@ def _found(name: str, unread: list[OSError], endings: frozenset[str]) -> Iterato
     """The images that one name means."""
     path = os.path.normpath(os.path.expanduser(name))
     if not os.path.lexists(path):
-        raise RequestError(f"{name!r}: no such file or folder{LOST}")
+        lost = LOST if endings == ENDINGS else ""  # documents are read without a question
+        raise RequestError(f"{name!r}: no such file or folder{lost}")
     if not os.path.isdir(path):
         yield from _images([path]) if endings == ENDINGS else [path]
         return

@@ -74,7 +74,7 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 def checkpoint(kind: str, context: int = 10**6) -> Any:
-    """What `page_form` needs of one, whose model has more ids than its tokenizer."""
+    """What `PageForm` needs of one, whose model has more ids than its tokenizer."""
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer(kind), eos_token="<eos>")
     processor = SimpleNamespace(tokenizer=fast, plan=lambda size: SimpleNamespace(positions=100))
     size = len(fast) + 5

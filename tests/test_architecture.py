@@ -127,7 +127,7 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 
 # Lines of the product: what is neither a test, a recipe nor a benchmark. A commit may only lower it; a part
 # of the work that brings something says how many lines it is granted.
-TOTAL = 48_594
+TOTAL = 48_592
 CODE = {".py", ".c", ".h", ".js", ".css", ".html", ".jinja"}
 BESIDE = {"tests", "recipes", "benchmarks", "checkpoints", "notebooks"}
 

@@ -15,7 +15,7 @@ from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.scheduler import Scheduler
-from inference.pages.ending import PageEnd, PageForm, page_form
+from inference.pages.ending import PageEnd, PageForm
 from tests.doctags_pages import KINDS, check, checkpoint, document
 from tests.invariants import fast_step
 from tests.prompts import tiny_vlm, words
@@ -60,7 +60,7 @@ def read(text: str) -> DoclingDocument:
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=SLOW)])
 def test_what_docling_writes_is_allowed_unchanged(opened, seeds):
-    form = page_form(opened, DOCTAGS, SIZE, 10**5)
+    form = PageForm(opened, DOCTAGS, SIZE, 10**5)
     for seed in seeds:
         text = document(seed).export_to_doctags(
             minified=seed % 2 == 0, add_location=seed % 3 > 0, add_table_cell_location=seed % 3 == 1
@@ -82,7 +82,7 @@ def test_pages_of_random_logits_end_and_parse(opened, count):
     draw, ways = np.random.default_rng(0), set()
     table = encode(opened, "<otsl><fcel>a<ecel><nl><ched>")
     for number in range(count):
-        form = page_form(opened, DOCTAGS, SIZE, int(draw.integers(256, 600)))
+        form = PageForm(opened, DOCTAGS, SIZE, int(draw.integers(256, 600)))
         likes = draw.normal(size=opened.vocab_size) * draw.choice([0, 3, 10])
         likes[table] += 8 * (number % 3 == 0)
         likes[0] -= 20 * (number % 2)
@@ -116,7 +116,7 @@ def test_models_that_want_one_thing(kind, wish):
     opened = opened_as(kind)
     wanted, scores = encode(opened, wish), torch.zeros(opened.vocab_size)
     scores[0] = -9
-    form = page_form(opened, DOCTAGS, SIZE, 300)
+    form = PageForm(opened, DOCTAGS, SIZE, 300)
 
     def wishes(page: PageEnd) -> torch.Tensor:
         now = scores.clone()
@@ -132,7 +132,7 @@ def test_models_that_want_one_thing(kind, wish):
 
 def test_a_model_that_stops_anywhere_has_closed_its_page(opened):
     text = "<doctag><unordered_list><list_item><loc_1><loc_2><loc_3><loc_4>one"
-    form, scores = page_form(opened, DOCTAGS, SIZE), torch.zeros(opened.vocab_size)
+    form, scores = PageForm(opened, DOCTAGS, SIZE), torch.zeros(opened.vocab_size)
     ids = encode(opened, text)
 
     def stops(page: PageEnd) -> torch.Tensor:
@@ -164,7 +164,7 @@ MANY = [  # of what may repeat, and what may not: before it, the unit, how often
 @pytest.mark.parametrize(("before", "unit", "times", "reading", "how"), MANY)
 def test_what_repeats_is_closed(before, unit, times, reading, how):
     opened = opened_as("some")
-    form, scores = page_form(opened, reading, SIZE, 20_000), torch.zeros(opened.vocab_size)
+    form, scores = PageForm(opened, reading, SIZE, 20_000), torch.zeros(opened.vocab_size)
     ids = encode(opened, before) + encode(opened, unit) * times
     place = 0
 
@@ -186,9 +186,9 @@ def test_what_repeats_is_closed(before, unit, times, reading, how):
 
 def test_limits_follow_from_the_size():
     opened = opened_as("some")
-    limits = [page_form(opened, MARKDOWN, size).limit for size in ((50, 50), (300, 400), (5000, 7000))]
+    limits = [PageForm(opened, MARKDOWN, size).limit for size in ((50, 50), (300, 400), (5000, 7000))]
     assert limits == sorted(limits) and limits[0] < limits[1] < limits[2] == 256 + 100 * 16
-    assert page_form(checkpoint("none", context=600), MARKDOWN, (5000, 7000), prompt=100).limit == 500
+    assert PageForm(checkpoint("none", context=600), MARKDOWN, (5000, 7000), prompt=100).limit == 500
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_same_tokens_on_every_way(sampled):
     prompts = [torch.tensor(words(seed, 9 + seed)) % 256 + 60 for seed in range(3)]
     answers = []
     for step, slots, lookup in ((None, 1, "off"), (None, 3, "on"), (fast_step(vlm, NativeStep), 2, "auto")):
-        forms = [page_form(opened, DOCTAGS, SIZE, limit) for limit in (130, 160, 200)]
+        forms = [PageForm(opened, DOCTAGS, SIZE, limit) for limit in (130, 160, 200)]
         requests = [
             Request(
                 ids,

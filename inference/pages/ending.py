@@ -1,6 +1,6 @@
 """How a page ends: its grammar, a guard for text that repeats, and a limit that follows from its size.
 
-    form = page_form(checkpoint, checkpoint.processor.reading, image.size)
+    form = PageForm(checkpoint, checkpoint.processor.reading, image.size)
     options = GenerationOptions(max_new_tokens=form.limit, constraint=form.constraint())
     form.ended(output)                                # "whole", "guard" or "cut"
 
@@ -85,9 +85,6 @@ class PageForm:
         it repeated and were closed), or "cut" (its limit was near)."""
         page = next(one for one in self.pages if one.ids == output.token_ids[-len(one.ids) :])
         return "cut" if page.cut or not page.over else "guard" if page.closed else "whole"
-
-
-page_form = PageForm
 
 
 class PageEnd:

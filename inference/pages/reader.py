@@ -29,7 +29,7 @@ from inference.answer_text import TextStream
 from inference.batch import Batch, Question, Summary, rounded
 from inference.forms import requests_for
 from inference.pages.document import export, page_document
-from inference.pages.ending import page_form
+from inference.pages.ending import PageForm
 from messages import for_terminal, one_line
 
 # What a document says of a page that is not whole.
@@ -154,7 +154,7 @@ class _Page(Question):
         image = self.tiled(self.value["page"], processor.images)
         row = encode(checkpoint, [image], processor.reading.prompt(reader.task), reader.system)
         size, limit, prompt = image.size, reader.max_new_tokens, len(row.input_ids)
-        self.size, self.form = size, page_form(checkpoint, processor.reading, size, limit, prompt)
+        self.size, self.form = size, PageForm(checkpoint, processor.reading, size, limit, prompt)
         options = replace(reader.options, logprobs=0, constraint=self.form.constraint())
         return requests_for(checkpoint, row, self.form.limit, options)[0]
 

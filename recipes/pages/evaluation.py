@@ -21,7 +21,7 @@ from eval.metrics import Fields, Metric, Scored
 from eval.pages import Piece, page_scores, plain, table_piece
 from eval.tasks import EvalSample, EvalTask
 from inference.pages.document import page_document
-from inference.pages.ending import MOST, page_form
+from inference.pages.ending import MOST, PageForm
 from messages import one_line
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
@@ -113,7 +113,7 @@ def pages_task(
             max_new_tokens=limit or MOST,
             family=line.kind,
             fields={"page": line.image},
-            page=partial(page_form, reading=reading, size=sizes[line.image], limit=limit),
+            page=partial(PageForm, reading=reading, size=sizes[line.image], limit=limit),
         )
         for line in lines
     ]
