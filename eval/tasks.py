@@ -211,6 +211,7 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
 
 # Tasks that are not lmms-eval's, each by the function that makes it: (number of questions, seed) -> EvalTask.
 OWN = {"shapes": "eval.tasks:shapes_task", "drawings": "recipes.world.evaluation:drawings_task"}
+OWN |= {"strangers": "recipes.world.evaluation:strangers_task"}
 OWN["pages"] = "recipes.pages.evaluation:pages_task"
 
 

@@ -132,7 +132,7 @@ class Scene:
 class QA:
     """A question with its canonical answer and other answers that count as right. `things`: what each item of
     the answer is about, in its order; empty where the items are not things. `forced`: characters at its
-    start that a grammar would force, so that they are not learnt. `scene`: the drawing that it is about,
+    start, or spans of characters, that a grammar would force, so that they are not learnt. `scene`: the drawing that it is about,
     where several are shown; None: all of them."""
 
     family: str
@@ -140,5 +140,5 @@ class QA:
     answer: str
     accept: tuple = ()
     things: tuple[Thing, ...] = ()
-    forced: int = 0
+    forced: int | tuple[tuple[int, int], ...] = 0
     scene: Scene | None = None

@@ -1,18 +1,21 @@
-"""The task `drawings` of `python -m eval`: what `heldout` asks, and how right an answer is."""
+"""The tasks `drawings` (what `heldout` asks) and `strangers` of `python -m eval`, and what is right there."""
 
 from __future__ import annotations
 
 import json
+import random
 from contextlib import suppress
 
 from eval.boxes import Asked, ious, score_of
 from eval.metrics import Metric
 from eval.tasks import DESCRIBE_TOKENS, EvalSample, EvalTask
+from recipes.world.drawings import paint
 from recipes.world.heldout import BY_QUESTION, DrawingQuestion, drawing_questions
 from recipes.world.places import FORM
 from recipes.world.scene import KNOWS
+from recipes.world.strangers import GROUPS, Stranger, judge, strangers
 from shapes import score
-from shapes.world import FAMILIES, QA
+from shapes.world import FAMILIES, QA, Scene
 
 
 def drawings_task(questions: int, seed: int = 0) -> EvalTask:
@@ -47,6 +50,39 @@ def drawings_task(questions: int, seed: int = 0) -> EvalTask:
     return EvalTask("drawings", samples, metric, "{question}", {"name": "drawings, held out", "seed": seed})
 
 
+def strangers_task(questions: int, seed: int = 0) -> EvalTask:
+    """Questions by another hand, of which training has no wording: the groups of `strangers` in turn."""
+    each = -(-questions // len(GROUPS))
+    asked = [one for group in GROUPS for one in strangers(each, group, seed)]
+    metric = Metric(
+        "strangers",
+        "Right as `judge` of recipes/world/strangers.py has it; in the group outside, a refusal is right.",
+        lambda answer, targets, fields: float(judge(asked[fields["number"]][1], answer) == "right"),
+    )
+
+    def sample(number: int, scenes: Scene | tuple[Scene, ...], one: Stranger) -> EvalSample:
+        shown = scenes if isinstance(scenes, tuple) else (scenes,)
+        names = tuple(f"stranger's drawing {number}, {i}" for i in range(len(shown)))
+        return EvalSample(
+            id=str(number),
+            question=one.question,
+            prompt=f"{one.before}\n{one.asked}" if one.before else one.asked,
+            targets=tuple(map(str, one.accept)) or (json.dumps(one.truth),),
+            images=lambda: [paint(scene, random.Random(name)) for scene, name in zip(shown, names)],
+            group=names[0],
+            shows=names,
+            earlier=one.earlier,
+            system=one.system,
+            max_new_tokens=DESCRIBE_TOKENS if one.group in ("json", "near kinds") else 32,
+            family=one.group,
+            fields={"family": one.group, "number": number},
+        )
+
+    samples = [sample(number, *one) for number, one in enumerate(asked)]
+    data = {"name": "questions in strangers' words", "seed": seed}
+    return EvalTask("strangers", samples, metric, "{question}", data)
+
+
 def score_drawing(asked: DrawingQuestion, answer: str) -> float:
     """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU of the first box. See `eval.boxes`."""
     qa = asked.qa
@@ -59,7 +95,7 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
     if kind == "absent":
         return float(answer.strip().lower() == qa.answer.lower())
     if kind in ("outside image", "outside question"):  # models say it with what can be asked, or without
-        return float(answer.strip().lower().startswith(f"i only know {KNOWS}"))
+        return float(f"i only know {KNOWS}" in answer.lower())
     places = Asked(asked.boxes, FORM.read(answer, (1000, 1000)))
     if kind == "box":
         return float(ious(places.boxes[:1], asked.boxes[:1]).sum())

@@ -19,7 +19,7 @@ from recipes.world.drawings import one_thing, paint, random_aspect, sample_drawi
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_place, follow_up, is_there
 from recipes.world.renderers import drawable, render_matplotlib, render_svg
-from recipes.world.scene import REFUSAL, Thing
+from recipes.world.scene import NOT_UNDERSTOOD, REFUSAL, Thing
 from recipes.world.wording import ask_outside
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, SHAPES, Scene
@@ -98,7 +98,7 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         qa: QA | None = earlier[1] if at == 1 else last
         earlier = earlier[:at]
     elif family == "outside question":
-        qa = QA(family, ask_outside(rng, looks.HELDOUT), REFUSAL)
+        qa = QA(family, ask_outside(rng, looks.HELDOUT), NOT_UNDERSTOOD)
     elif kind in ("box", "box at 0.5", "boxes", "point"):
         qa = ask_place(scene, rng)
         wanted = "point_2d" if kind == "point" else "bbox_2d"

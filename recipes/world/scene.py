@@ -1,4 +1,4 @@
-"""What a thing may look like in a drawing of any look, and how an answer refuses."""
+"""What a thing may look like in a drawing of any look, and how an answer refuses a picture or a question."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ ABSENT = "There is none."  # the answer to what a drawing does not show
 KNOWS = "drawn shapes, words and digits"
 ASKS = "how many there are, which colour or shape it is, where it is, how big it is or what is written"
 REFUSAL = f"I only know {KNOWS}. Ask me {ASKS}."
+NOT_UNDERSTOOD = f"I did not understand the question. I only know {KNOWS}."
 NO_IMAGE = "There is no image."
 
 

@@ -23,10 +23,12 @@ from recipes.shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamC
 from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
+from recipes.world.json_answers import ask_object, ask_unknown_object
+from recipes.world.kinds import ask_kinds, first_or_second, lean_on
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
-from recipes.world.scene import NO_IMAGE, REFUSAL
-from recipes.world.wording import ask_outside, reword
+from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
+from recipes.world.wording import as_typed, ask_outside, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
 from shapes.world import MAX_THINGS, QA, Scene, Thing
 
@@ -35,7 +37,11 @@ _MIX = (*SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare"
 
 _IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the end
 _FEW = 0.12  # share of the rest that show one thing or two: else one thing alone is taken for a sign
-_AS_JSON = 0.12  # share of questions about drawings whose answer is short JSON
+_AS_JSON = 0.1  # share of questions about drawings whose answer is short JSON
+_AS_IT_IS = 0.3  # share of questions that keep the wording of those that are evaluated
+_MISTYPED = 0.2  # share of the others that have a typo: it takes longest to learn
+_LEAD_IN = 0.04  # share of questions after a sentence that stood before the image: templates put it there
+_SYSTEM = 0.1  # share of rows with a system prompt
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
 
@@ -156,9 +162,12 @@ class WorldStream(ShapesStream):
             questions = [turns for turns in questions if turns[0].family != "alone"]
             (opening, *later), *questions = questions
             questions = [later, *questions] if later else questions
-            text = f"<|im_start|>User: {opening.question}{prompt}"
+            text = f"User: {opening.question}{prompt}"
         else:
-            text = "<|im_start|>User:" + prompt
+            text = "User:" + prompt
+        if config.split != looks.HELDOUT and rng.random() < _SYSTEM:
+            text = f"System: {system_prompt(rng)}<end_of_utterance>\n{text}"
+        text = "<|im_start|>" + text
         return row | self._conversations(self._prefix(text), questions, scene, opening)
 
     def _drawn(self, index: int, across: int, wide: bool):
@@ -191,6 +200,8 @@ class WorldStream(ShapesStream):
                     scene = sample_drawing(rng, config.split, difficulty, aspect)
                     while few and len(scene.things) > 2:
                         scene = sample_drawing(rng, config.split, difficulty, aspect)
+                if any(t.kind == "word" and len(self.encode(f" {t.name}")) == 1 for t in scene.things):
+                    continue  # what is printed is spelled, so that any string is read alike
                 image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
             visual = images.cut(image)
             rows, columns = visual.grid
@@ -234,20 +245,22 @@ class WorldStream(ShapesStream):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 4))]
+        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 3))]
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
-        asked += [asking.count_any(scene, rng) for _ in range(4)]  # the others prefer high counts
+        asked += [asking.count_any(scene, rng) for _ in range(3)]  # the others prefer high counts
         asked += [asking.count_all(scene, rng) for _ in range(2)]
-        if rng.random() < config.list_probability:
+        if rng.random() < 0.6 * config.list_probability:
             asked.append(ask_list(scene, rng))
-        asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
-        for _ in range(rng.choice((0, 1, 2))):
-            asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
-        asked += ask_more(scene, rng, rng.randint(4, 7))
-        if rng.random() < 0.2:
+        asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 1, 2)))]
+        asked += [self._not_understood(rng) for _ in range(rng.choice((1, 2, 3)))]
+        asked += ask_more(scene, rng, rng.randint(3, 6))
+        asked += ask_kinds(scene, rng, rng.randint(9, 14))
+        if rng.random() < 0.7:
+            asked.append(ask_object(scene, rng))
+        if rng.random() < 0.1:
             asked.append(thing_as_json(scene, rng))
-        asked += sample_questions(scene, rng, 24, _MIX)
+        asked += sample_questions(scene, rng, 16, _MIX)
         single = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(single)
         found, at = [], 0
@@ -257,11 +270,20 @@ class WorldStream(ShapesStream):
             at += turns
         if rng.random() < 0.5 and (turns_of_one := follow_up(scene, rng)):
             found.insert(0, turns_of_one)
-        if rng.random() < 0.8 and (turns_of_one := ask_of_it(scene, rng)):
+        if rng.random() < 0.5 and (turns_of_one := ask_of_it(scene, rng)):
             found.insert(0, turns_of_one)
+        for _ in range(2):
+            if turns_of_one := lean_on(scene, rng):
+                found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
         return found
+
+    def _not_understood(self, rng: random.Random) -> QA:
+        """A question that no drawing of the world answers."""
+        if rng.random() < 0.08:
+            return ask_unknown_object(rng)
+        return QA("outside", ask_outside(rng, self.config.split), NOT_UNDERSTOOD)
 
     def _as_json(self, qa: QA, rng: random.Random) -> QA:
         """Mostly the question as it is."""
@@ -277,29 +299,42 @@ class WorldStream(ShapesStream):
                 about: list[QA | None] = [*sample_questions(other, rng, 3)]
                 about = [QA("outside", qa.question, REFUSAL) for qa in about if qa is not None]
             else:
-                about = [*sample_questions(scene, rng, 8, _MIX), *ask_more(scene, rng, 2)]
+                about = [
+                    *sample_questions(scene, rng, 7, _MIX),
+                    *ask_more(scene, rng, 2),
+                    *ask_kinds(scene, rng, 3),
+                ]
                 about += [ask_place(scene, rng, most=MAX_THINGS), ask_absent(scene, rng)]
                 about += [ask(scene, rng, "describe")] * (rng.random() < 0.2)
             asked += [of_one(replace(qa, scene=scene), which, rng) for qa in about if qa is not None]
         if len(drawn) == 2:
             both = drawn[0], drawn[1]
-            asked += [ask_both(both, rng) for _ in range(6)] + [ask_either(both, rng) for _ in range(2)]
-        asked.append(QA("outside", ask_outside(rng, self.config.split), REFUSAL))
+            asked += [ask_both(both, rng) for _ in range(5)] + [ask_either(both, rng) for _ in range(2)]
+            asked += [first_or_second(both, rng) for _ in range(5)]
+        asked.append(self._not_understood(rng))
         found = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(found)
         return [[qa] for qa in found]
 
     def _worded(self, qa: QA, rng: random.Random) -> QA:
-        """What is evaluated keeps its wording, and so does half of what is trained."""
-        if self.config.split == looks.HELDOUT or rng.random() < 0.5:
+        """What is evaluated keeps its wording, and so does a part of what is trained."""
+        if self.config.split == looks.HELDOUT or rng.random() < _AS_IT_IS:
             return qa
-        return replace(qa, question=reword(qa.question, rng))
+        question = as_typed(reword(qa.question, rng), rng, _MISTYPED)
+        if rng.random() < _LEAD_IN:
+            question = lead_in(rng) + rng.choice(("", " ", "\n")) + question
+        return replace(qa, question=question)
 
     def _of_words(self, scene: Scene, rng: random.Random) -> list[list[QA]]:
         """What can be asked about several words: a language model learns to read from them as well."""
         asked = [ask_list(scene, rng, "across"), ask_list(scene, rng, "down"), ask(scene, rng, "describe")]
-        asked += [ask_absent_place(scene, rng), QA("outside", ask_outside(rng, self.config.split), REFUSAL)]
-        asked += [*ask_words(scene, rng), ask_everything(scene, rng), *ask_more(scene, rng, 4)]
+        asked += [ask_absent_place(scene, rng), self._not_understood(rng)]
+        asked += [
+            *ask_words(scene, rng),
+            ask_everything(scene, rng),
+            *ask_more(scene, rng, 3),
+            *ask_kinds(scene, rng, 4),
+        ]
         if len(scene.things) == 1:
             asked += [ask(scene, rng, kind) for kind in ("word", "word", "colour", "exists")]
         asked = [self._as_json(qa, rng) for qa in asked if qa is not None]
@@ -309,7 +344,12 @@ class WorldStream(ShapesStream):
     def _of_outside(self, rng: random.Random) -> list[list[QA]]:
         """Conversations about an image that shows nothing of the world."""
         scene = sample_scene(rng, self.config.split)
-        asked = [*sample_questions(scene, rng, 5), ask_place(scene, rng), ask_list(scene, rng)]
+        asked = [
+            *sample_questions(scene, rng, 3),
+            ask_place(scene, rng),
+            ask_list(scene, rng),
+            *ask_kinds(scene, rng, 3),
+        ]
         asked += [QA("outside", ask_outside(rng, self.config.split), "") for _ in range(2)]
         rng.shuffle(asked)
         refused = [QA("outside", qa.question, REFUSAL) for qa in asked if qa is not None]
@@ -365,8 +405,15 @@ class WorldStream(ShapesStream):
     def _answer(self, qa: QA) -> tuple[list[int], list[int]]:
         """An answer's ids with the end of its turn, and which of them are to be learnt."""
         ids = [*self.encode(" " + qa.answer), self.pieces.end]
-        forced = len(self.encode(" " + qa.answer[: qa.forced])) if qa.forced else 0
-        return ids, [IGNORE_INDEX] * forced + ids[forced:]
+        spans = qa.forced if isinstance(qa.forced, tuple) else ((0, qa.forced),) if qa.forced else ()
+        if not spans:
+            return ids, ids
+        offsets = self.tokenizer(" " + qa.answer, add_special_tokens=False, return_offsets_mapping=True)
+        forced = [
+            any(first <= max(0, at - 1) < last for first, last in spans)
+            for at, _ in offsets["offset_mapping"]
+        ]
+        return ids, [IGNORE_INDEX if one else i for i, one in zip(ids, [*forced, False])]
 
     def _mark_answer(self, row, at: int, answer: list[int], qa: QA, scene: Scene | None) -> None:
         """Mark where the things of an answer that begins at `at` lie."""

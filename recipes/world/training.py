@@ -34,15 +34,18 @@ from recipes.world import looks
 from recipes.world.asking import as_json, ask_both, ask_more, of_one, thing_as_json
 from recipes.world.attention import AttentionOnCPU
 from recipes.world.faces import families
+from recipes.world.json_answers import ask_object
+from recipes.world.kinds import ask_kinds, first_or_second, lean_on
 from recipes.world.outside import check_installed
 from recipes.world.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
-from recipes.world.scene import KNOWS, NO_IMAGE, REFUSAL
+from recipes.world.scene import KNOWS, NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
 from recipes.world.settings import WorldConfig
 from recipes.world.stream import WorldStream, WorldStreamConfig, branch_mask
 from recipes.world.vocabulary import MOST_NUMBER, build_tokenizer
-from recipes.world.wording import reword
+from recipes.world.wording import as_typed, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
 from training.distributed import Ranks
+from training.task import Score
 
 _IN_PAIRS = 0.12  # share of batches that show two images in each row
 _TEXT_FIRST = 0.12  # share of rows whose first question stands before the image: prompts without a template
@@ -73,17 +76,26 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
             ask_absent(scene, rng),
             *follow_up(scene, rng),
             *ask_more(scene, rng, 3),
+            *(
+                qa
+                for qa in ask_kinds(scene, rng, 6)
+                if not scene.first("word") or scene.first("word").name not in qa.question
+            ),
+            *lean_on(scene, rng),
+            ask_object(scene, rng),
             thing_as_json(scene, rng),
         ]
         asked += [of_one(qa, rng.randrange(2), rng) for qa in asked[:3] if qa is not None]
-        asked += [ask_both((scene, sample_scene(rng)), rng), *(as_json(qa, rng) for qa in asked[:2] if qa)]
+        both = scene, sample_scene(rng)
+        asked += [ask_both(both, rng), first_or_second(both, rng)]
+        asked += [as_json(qa, rng) for qa in asked[:2] if qa]
         word = scene.first("word")
         for qa in asked:
             if qa is not None and qa.family != "word":
                 answer = re.sub(rf"(?<=[ \"])\b{word.name}\b", "", qa.answer) if word else qa.answer
-                question = reword(qa.question, rng)
+                question = as_typed(reword(qa.question, rng), rng, typos=0)
                 yield from (question, " " + question, " " + answer)  # at first, and in a later turn
-        yield from (" " + REFUSAL, " " + NO_IMAGE)
+        yield from (" " + REFUSAL, " " + NOT_UNDERSTOOD, " " + NO_IMAGE, system_prompt(rng), lead_in(rng))
         yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
 
@@ -152,11 +164,20 @@ class WorldLoss(ShapesLoss):
 
     def __init__(self, model: VisionLanguageModel, config: WorldConfig, tokenizer):
         super().__init__(model, config.dense_weight, config.fact_weight)
+        for name, parameter in model.named_parameters():
+            if config.frozen and re.search(config.frozen, name):
+                parameter.requires_grad_(False)
+        self.tower_learns = any(one.requires_grad for one in model.vision_model.parameters())
+        if not self.tower_learns:  # then nothing is to be said of patches
+            del self.head
+        self.leaves_parameters_out = config.vision_steps > 0  # of one that starts with the tower alone
         vocab, width = tokenizer.get_vocab(), model.config.text.hidden_size
         one_token = str(MOST_NUMBER) in vocab
         numbers = [vocab[str(number)] for number in range(MOST_NUMBER + 1)] if one_token else []
         self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.long), persistent=False)
-        self.grid = GridHead(model.config.vision.hidden_size, config.image_size // config.patch_size)
+        if self.tower_learns:
+            side = config.image_size // config.patch_size
+            self.grid = GridHead(model.config.vision.hidden_size, side)
         self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
         for head in (self.places, self.noun_places):
             head.watch(model.language_model)
@@ -172,6 +193,8 @@ class WorldLoss(ShapesLoss):
     def of_patches(
         self, patches: Tensor, targets: Tensor, counts: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self.tower_learns:
+            return patches.new_zeros(()), {}
         dense, logged = super().of_patches(patches, targets, counts)
         grid = self.grid(patches)
         return dense + grid, logged | {"grid_loss": grid.detach()}
@@ -202,6 +225,7 @@ class WorldTask(ShapesTask):
     """See `ShapesTask`."""
 
     config: WorldConfig
+    module: WorldLoss
     generation_config: ClassVar[dict[str, Any]] = {
         "coordinates": {"form": FORM.name, "describe": DESCRIBE}, "knows": KNOWS, "image_order": "first",
         "json": False, "most_images": 2,
@@ -244,6 +268,10 @@ class WorldTask(ShapesTask):
         }
         settings = WorldStreamConfig(**made | changes)
         return WorldStream(settings, processor.tokenizer, pieces, processor.images, rank, world_size)
+
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
+        """See `ShapesTask.evaluate`; nothing where the tower stays as it is."""
+        return super().evaluate(wrapped, step) if self.module.tower_learns else {}
 
     def counts(self, batch: Batch) -> Tensor:
         """`loss_counts`, and known places of the image's tokens and of what is named: (10,)."""

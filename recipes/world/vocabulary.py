@@ -19,6 +19,11 @@ _WORDS_AND_NUMBERS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\d+|, (?=\d)| ?[^\s\p{L}\d
 MOST_NUMBER = 1000  # of those that are one token
 
 
+def count_words(texts: Iterable[str], split: pre_tokenizers.PreTokenizer) -> Counter[str]:
+    """How often each word occurs, as `split` cuts texts into words."""
+    return Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+
+
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """At most `vocab_size` entries, by the texts alone. Their most frequent words are one token each, and
     every other word is spelled, letter by letter: a model that prints what it reads then learns letters and
@@ -38,7 +43,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    words = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    words = count_words(texts, split)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     common = sorted(words.keys() - {*alphabet, *numbers}, key=lambda word: (-words[word], word))
     entries = [*SPECIAL_TOKENS, *alphabet, *numbers, *common][:vocab_size]

@@ -1,0 +1,353 @@
+"""Objects of one to four values as answers: numbers, booleans, colours, shapes, words, lists and boxes, under
+names as people write them; and objects that nobody could fill from a drawing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from recipes.shapes.dense import box_of
+from recipes.world.grammar import say
+from recipes.world.kinds import extreme_size, farthest, ground
+from recipes.world.scene import NOT_UNDERSTOOD
+from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
+from shapes.world import COLOURS, QA, SHAPES, Scene
+
+MOST = 4  # values of one object
+_LONGEST = 4  # items of one list
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value of an object, and what a person would write for its type."""
+
+    key: str
+    value: object
+    type: str
+
+
+def ask_object(scene: Scene, rng: random.Random) -> QA | None:
+    """An object of one to four values. Mostly the question names its keys, and the answer is learnt whole;
+    else a schema gives them, as a server's grammar does, and what that forces is not learnt."""
+    if rng.random() < 0.1 and len(scene.things) <= _LONGEST:
+        things = reading_order(scene.things)
+        answer = json.dumps(
+            {"shapes" if len(scene.shapes()) == len(things) else "things": [name_of(t) for t in things]}
+        )
+        return QA("json", say(_AS_A_WHOLE, rng), answer)
+    known = {field.key: field for field in _fields(scene, rng)}
+    if not known:
+        return None
+    fields = rng.sample(list(known.values()), min(len(known), rng.choice((1, 2, 2, 3, 3, 4))))
+    answer = json.dumps({field.key: field.value for field in fields})
+    if rng.random() < 0.6:
+        return QA("json", _question(fields, rng), answer)
+    question = say(
+        f"({_AS_A_WHOLE}|Describe the (picture|image).|Fill in the form.|What do you see?|Fill this in.)", rng
+    )
+    return QA("json", question, answer, forced=_forced(answer, [field.key for field in fields]))
+
+
+def ask_unknown_object(rng: random.Random) -> QA:
+    """An object of which at least one value is nothing that a drawing of the world shows."""
+    keys = rng.sample(_UNKNOWN, rng.choice((1, 2, 2, 3, 4)))
+    fields = [Field(_key(key.split(), rng), "", "string") for key in keys]
+    return QA("outside", _question(fields, rng), NOT_UNDERSTOOD)
+
+
+_UNKNOWN = (
+    "name", "age", "price", "date", "address", "author", "temperature", "weather", "country", "city", "email",
+    "phone number", "animal", "breed", "brand", "total price", "invoice number", "currency", "person",
+    "gender", "emotion", "license plate", "year", "artist", "genre", "rating", "speed", "weight", "material",
+    "ingredients", "calories", "summary", "language", "first name", "last name", "birthday", "company",
+    "items sold", "population", "distance", "duration", "species",
+)  # fmt: skip
+
+
+_AS_A_WHOLE = (
+    "((Answer|Reply|Respond) (in|as|with) JSON.|Describe the (picture|image) (as|in) JSON.|"
+    "Extract the (data|values|information).|JSON:|Give me JSON.|What is in the (picture|"
+    "image)? Answer in JSON.)"
+)
+
+
+def _forced(answer: str, keys: list[str]) -> tuple[tuple[int, int], ...]:
+    """The characters that a grammar forces: from a value's end up to the first letter of the next key."""
+    spans, at = [], 0
+    for key in keys:
+        start = answer.index(f'"{key}": ', at)
+        before = at + 1 if at and answer[at - 1] == '"' else at
+        spans.append((before if at else 0, start + 2))
+        at = start + len(key) + 4
+        _, end = json.JSONDecoder().raw_decode(answer, at)
+        at = end
+    return tuple(spans)
+
+
+def _question(fields: list[Field], rng: random.Random) -> str:
+    """A question that names the keys of its answer."""
+    keys = [field.key for field in fields]
+    quoted = [f'"{key}"' for key in keys]
+    said = quoted if rng.random() < 0.5 else keys
+    listed = (
+        said[0]
+        if len(said) == 1
+        else f"{', '.join(said[:-1])}{rng.choice((' and ', ', and ', ', '))}{said[-1]}"
+    )
+    which = rng.random()
+    if which < 0.5:
+        form = (
+            "((Return|Give me|Answer with|Reply with|Write|Respond with|Output|Produce) (a "
+            "|)JSON( object|) with (the (keys|fields|properties) |)(`K`)|"
+            "(Answer|Reply|Describe the picture|Describe it|Respond) (in|as) JSON( with|, "
+            "keys|:|, with) (the (keys|fields) |)(`K`)|"
+            "(Extract|Tell me|Give me|I need|Get) (`K`) (as|in) JSON|JSON (with|of|for) "
+            "(`K`)( please|)|(`K`) as JSON|"
+            "(What are|Give) the values of (`K`)? (Use JSON|JSON)|Fill in (`K`) (as|in) JSON)(.|)"
+        ).replace("(`K`)", "{k}")
+        return say(form, rng, k=listed)
+    if which < 0.7:
+        typed = ", ".join(f"{key} ({field.type})" for key, field in zip(said, fields))
+        return say(
+            "(Return|Give me|Answer with|Reply with|Output) (a |)JSON( object|) with {k}.", rng, k=typed
+        )
+    if which < 0.9:
+        types = [field.type if rng.random() < 0.8 else "..." for field in fields]
+        if rng.random() < 0.5:
+            types = [f'"{one}"' for one in types]
+        shown = "{" + ", ".join(f'"{key}": {one}' for key, one in zip(keys, types)) + "}"
+        form = (
+            "((Return|Answer with|Reply with|Fill in|Output|Use)( this|) JSON( like this|)( of "
+            "the form|)(:|) {k}|{k}|(Answer|Reply) (as|like) {k}|Format: {k})"
+        )
+        return say(form, rng, k=shown)
+    schema = json.dumps(
+        {"type": "object", "properties": {f.key: {"type": _SCHEMA.get(f.type, "string")} for f in fields}}
+    )
+    return say(
+        "((Answer|Reply|Respond) (in|with) JSON (for|of|that fits) this schema|Schema|JSON schema): {k}",
+        rng,
+        k=schema,
+    )
+
+
+_SCHEMA = {
+    "number": "integer",
+    "integer": "integer",
+    "int": "integer",
+    "boolean": "boolean",
+    "true or false": "boolean",
+    "bool": "boolean",
+    "true/false": "boolean",
+    "list": "array",
+    "array": "array",
+    "list of strings": "array",
+    "box": "array",
+}
+
+
+def _key(words: list[str], rng: random.Random) -> str:
+    """A name of these words as people write it."""
+    which = rng.random()
+    if which < 0.72 or len(words) == 1:
+        return "_".join(words)
+    if which < 0.86:
+        return words[0] + "".join(word.capitalize() for word in words[1:])
+    return ("-" if which < 0.89 else " ").join(words)
+
+
+def _pick(rng: random.Random, *names: str) -> list[str]:
+    return rng.choice(names).split()
+
+
+def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
+    """What can be said of a scene, each under one of its names."""
+    shapes = scene.shapes()
+    names, colours, _ = tally(scene)
+    number = rng.choice(("number", "integer", "int", "number"))
+    yes_no = rng.choice(("boolean", "true or false", "bool", "true/false"))
+    text, many = rng.choice(("string", "text", "string")), rng.choice(("list", "array", "list of strings"))
+    tint = rng.choice(("colour", "color"))
+
+    def make(value: object, type: str, *keys: str) -> Field:
+        return Field(_key(_pick(rng, *keys), rng), value, type)
+
+    only_shapes = len(shapes) == len(scene.things)
+    for _ in range(3):
+        colour, name = rng.choice([(t.colour, t.name) for t in shapes] or [(None, None)])
+        if colour is None or rng.random() < 0.25:
+            colour, name = rng.choice(COLOURS), rng.choice(SHAPES)
+        which = rng.random()
+        one, count = (name, names[name]) if which < 0.45 else (f"{colour} shape", colours[colour])
+        if which > 0.8:
+            one, count = f"{colour} {name}", sum((t.colour, t.name) == (colour, name) for t in shapes)
+        if rng.random() < 0.55:
+            s = plural(one)
+            yield make(
+                count,
+                number,
+                s,
+                s,
+                f"num {s}",
+                f"number of {s}",
+                f"n {s}",
+                f"{one} count",
+                f"count of {s}",
+                f"how many {s}",
+            )
+        else:
+            a = f"{'an' if one[0] in 'aeiou' else 'a'} {one}"
+            keys = f"contains {one}", f"is there {a}", f"{one} present", f"any {plural(one)}", f"has {a}", one
+            yield make(count > 0, yes_no, f"has {one}", f"has {one}", *keys)
+    yield make(
+        len(shapes),
+        number,
+        "count",
+        "shapes",
+        "num shapes",
+        "number of shapes",
+        "total shapes",
+        "shape count",
+        "total",
+        "how many shapes",
+    )
+    yield make(
+        scene.first("word") is not None,
+        yes_no,
+        "has text",
+        "has word",
+        "contains text",
+        "text present",
+        "is there text",
+        "has a word",
+    )
+    yield make(
+        scene.first("digit") is not None,
+        yes_no,
+        "has digit",
+        "contains digit",
+        "has a digit",
+        "digit present",
+    )
+    if shapes and only_shapes:
+        yield make(
+            len(colours), number, f"num {tint}s", f"number of {tint}s", f"{tint} count", f"how many {tint}s"
+        )
+        yield make(len(names), number, "num kinds", "number of kinds", "kinds of shapes", "different shapes")
+        yield make(len(colours) == 1, yes_no, f"same {tint}", f"all same {tint}", f"one {tint}")
+    if shapes:
+        listed = list(dict.fromkeys(t.colour for t in reading_order(shapes if only_shapes else scene.things)))
+        if len(listed) <= _LONGEST:
+            yield make(
+                listed, many, f"{tint}s", f"{tint}s", f"list of {tint}s", f"all {tint}s", f"{tint} list"
+            )
+        if len(shapes) <= _LONGEST:
+            in_order = reading_order(shapes)
+            how = rng.random()
+            if how < 0.4:
+                yield make(
+                    [t.name for t in in_order],
+                    many,
+                    "shapes",
+                    "shape names",
+                    "list of shapes",
+                    "shapes",
+                    "kinds",
+                )
+            elif how < 0.7:
+                yield make([name_of(t) for t in in_order], many, "objects", "things", "items", "objects")
+            else:
+                yield make(
+                    [{"shape": t.name, tint: t.colour} for t in in_order],
+                    many,
+                    "shapes",
+                    "objects",
+                    "items",
+                    "things",
+                )
+    kinds = [kind for kind in ("word", "digit") if sum(t.kind == kind for t in scene.things) == 1]
+    for thing, phrases in rng.sample(known := unique_phrases(scene), min(3, len(known))):
+        phrase = rng.choice(phrases)
+        which = rng.random()
+        if which < 0.55 and (thing.kind != "shape" or thing.name == phrase):
+            yield make(
+                thing.colour,
+                rng.choice((tint, text, "string")),
+                f"{phrase} {tint}",
+                f"{tint} of {phrase}",
+                f"{phrase} {tint}",
+                f"{tint} of the {phrase}",
+            )
+        elif which < 0.75:
+            yield make(
+                region(thing),
+                text,
+                f"{phrase} position",
+                f"position of {phrase}",
+                f"{phrase} location",
+                f"where is the {phrase}",
+            )
+        else:
+            edges = [min(999, round(1000 * edge)) for edge in box_of(thing, scene.aspect)]
+            yield make(
+                edges,
+                rng.choice(("box", "list", "array")),
+                f"{phrase} box",
+                f"{phrase} bbox",
+                f"box of {phrase}",
+                f"bbox of the {phrase}",
+                f"{phrase} bounding box",
+            )
+    alone = [t for t in shapes if colours[t.colour] == 1]
+    if alone:
+        thing = rng.choice(alone)
+        yield make(
+            thing.name,
+            rng.choice(("shape", text)),
+            f"{thing.colour} shape",
+            f"shape of the {thing.colour} one",
+            f"{thing.colour} thing",
+            f"the {thing.colour} shape",
+        )
+    side = rng.choice(("left", "right", "top", "bottom"))
+    found = farthest(scene, shapes, side) if len(shapes) > 1 else None
+    if found:
+        ways = {"left": ("leftmost",), "right": ("rightmost",), "top": ("topmost", "highest", "top")}
+        said = rng.choice(ways.get(side, ("lowest", "bottom")))
+        if rng.random() < 0.6:
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said)
+        else:
+            yield make(
+                found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
+            )
+    biggest = rng.random() < 0.5
+    found = extreme_size(shapes, biggest)
+    if found:
+        said = rng.choice(("biggest", "largest")) if biggest else "smallest"
+        if rng.random() < 0.6:
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said)
+        else:
+            yield make(
+                found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
+            )
+    for kind in kinds:
+        thing = next(t for t in scene.things if t.kind == kind)
+        if kind == "word":
+            yield make(thing.name, text, "word", "text", "word", "printed word", "text content")
+        else:
+            yield make(int(thing.name), number, "digit", "number", "digit", "digit value")
+    if len(colours) > 1 and colours.most_common(2)[0][1] > colours.most_common(2)[1][1]:
+        yield make(
+            colours.most_common(1)[0][0],
+            tint,
+            f"dominant {tint}",
+            f"most common {tint}",
+            f"main {tint}",
+            f"most frequent {tint}",
+        )
+    if said := ground(scene):
+        yield make(
+            said, tint, f"background {tint}", f"background {tint}", "background", f"{tint} of background"
+        )
