@@ -63,12 +63,12 @@ OF_DATA = (
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
-    tasks = "shapes, drawings, pages, or tasks of lmms-eval, by commas"
+    tasks = "shapes, drawings, strangers, pages, or tasks of lmms-eval, by commas"
     add("--tasks", type=names, metavar="NAMES", help=tasks)
     rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]; "
     rows += "with --tasks pages, a folder of pages (recipes/pages)"
     add("--data", type=dataset, metavar="PATH", help=rows)
-    most = "maximum number of questions (shapes, drawings, pages: default 2000)"
+    most = "maximum number of questions (shapes, drawings, strangers, pages: default 2000)"
     add("--limit", type=positive, metavar="N", help=most)
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--samples", type=partial(positive, least=2), metavar="N", help=several)
     add("--temperature", type=option(above_zero), metavar="T", help="temperature of --samples")
     add("--sample-seed", type=partial(positive, least=0), metavar="S", help="seed of --samples (default 0)")
-    add("--seed", type=int, help="seed of the held-out questions of shapes and drawings (default 0)")
+    add("--seed", type=int, help="seed of the questions of shapes, drawings and strangers (default 0)")
 
     add = parser.add_argument_group("rows of your own").add_argument
     add("--metric", metavar="NAME", help="exact_match (default), vqa_accuracy, anls, relaxed_accuracy, ...")
@@ -181,7 +181,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if not settings.samples and (settings.temperature is not None or settings.sample_seed is not None):
         parser.error("--temperature, --sample-seed: expected with --samples")
     if settings.seed is not None and not ({*OWN} - {"pages"}) & {*settings.tasks}:
-        parser.error("--seed: belongs to --tasks shapes and drawings")
+        parser.error("--seed: belongs to --tasks shapes, drawings and strangers")
     return settings
 
 

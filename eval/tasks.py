@@ -210,9 +210,8 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
 
 
 # Tasks that are not lmms-eval's, each by the function that makes it: (number of questions, seed) -> EvalTask.
-OWN = {"shapes": "eval.tasks:shapes_task", "drawings": "recipes.world.evaluation:drawings_task"}
-OWN |= {"strangers": "recipes.world.evaluation:strangers_task"}
-OWN["pages"] = "recipes.pages.evaluation:pages_task"
+OWN = {"shapes": "eval.tasks:shapes_task", "pages": "recipes.pages.evaluation:pages_task"}
+OWN |= {name: f"recipes.world.evaluation:{name}_task" for name in ("drawings", "strangers")}
 
 
 def own_task(name: str, questions: int | None = None, seed: int = 0, **more: Any) -> EvalTask:

@@ -130,10 +130,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class QA:
-    """A question with its canonical answer and other answers that count as right. `things`: what each item of
-    the answer is about, in its order; empty where the items are not things. `forced`: characters at its
-    start, or spans of characters, that a grammar would force, so that they are not learnt. `scene`: the drawing that it is about,
-    where several are shown; None: all of them."""
+    """A question with its canonical answer and other answers that count as right. `things`: what each
+    item of the answer is about, in its order; empty where the items are not things. `forced`: characters
+    at its start, or spans of characters, that a grammar would force, so that they are not learnt.
+    `scene`: the drawing that it is about, where several are shown; None: all of them."""
 
     family: str
     question: str

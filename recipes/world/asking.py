@@ -309,6 +309,9 @@ def thing_as_json(scene: Scene, rng: random.Random) -> QA | None:
 _SHOWN = re.compile(r"\b(pictures?|images?|drawings?|here)\b")  # what says so needs no second time
 
 
+_TAG = re.compile(r"[,:] [\w' ]+\?$")  # ", right?" stays at the end
+
+
 def of_one(qa: QA, which: int, rng: random.Random) -> QA:
     """A question about image `which` of two."""
     said, noun = ("first", "second")[which], rng.choice(("image", "image", "picture", "drawing"))
@@ -317,7 +320,8 @@ def of_one(qa: QA, which: int, rng: random.Random) -> QA:
         said = f"{noun} {which + 1}"
     else:
         said = f"the {said} {noun}"
-    if qa.question[-1] in "?." and not _SHOWN.search(qa.question) and rng.random() < 0.6:
+    fits = qa.question[-1] in "?." and not _SHOWN.search(qa.question) and not _TAG.search(qa.question)
+    if fits and rng.random() < 0.6:
         return replace(qa, question=f"{qa.question[:-1]} in {said}{qa.question[-1]}")
     return replace(qa, question=f"In {said}, {first}")
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 from eval.boxes import Asked, ious, score_of
 from eval.metrics import Metric
+from eval.results import RUN, SAMPLES, read_samples
 from eval.tasks import DESCRIBE_TOKENS, EvalSample, EvalTask
 from recipes.world.drawings import paint
 from recipes.world.heldout import BY_QUESTION, DrawingQuestion, drawing_questions
@@ -83,6 +87,22 @@ def strangers_task(questions: int, seed: int = 0) -> EvalTask:
     return EvalTask("strangers", samples, metric, "{question}", data)
 
 
+def verdicts(folder: Path) -> str:
+    """What came of a run of `strangers`, as a table: how many of each group were right, refused and wrong."""
+    data = json.loads((folder / RUN).read_text(encoding="utf-8"))["task"]
+    each = data["samples"] // len(GROUPS)
+    asked = [one for group in GROUPS for _, one in strangers(each, group, data["data"]["seed"])]
+    found: dict[str, Counter[str]] = {group: Counter() for group in GROUPS}
+    for name, record in read_samples(folder / SAMPLES).items():
+        one = asked[int(name)]
+        found[one.group][judge(one, record["answer"])] += 1
+    rows = ["| questions | right | refused | wrong |", "|---|---|---|---|"]
+    for group, counts in found.items():
+        shares = (f"{counts[verdict] / counts.total():.1%}" for verdict in ("right", "refused", "wrong"))
+        rows.append(f"| {group} ({counts.total()}) | {' | '.join(shares)} |")
+    return "\n".join(rows)
+
+
 def score_drawing(asked: DrawingQuestion, answer: str) -> float:
     """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU of the first box. See `eval.boxes`."""
     qa = asked.qa
@@ -119,3 +139,7 @@ def _object(answer: str) -> dict:
         if isinstance(made := json.loads(answer), dict):
             return made
     return {}
+
+
+if __name__ == "__main__":  # python -m recipes.world.evaluation RUN_OF_STRANGERS
+    print(verdicts(Path(sys.argv[1])))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from recipes.shapes.dense import box_of
 from recipes.world.grammar import say
-from recipes.world.kinds import extreme_size, farthest, ground
+from recipes.world.kinds import clear_region, extreme_size, farthest, ground
 from recipes.world.scene import NOT_UNDERSTOOD
 from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene
@@ -74,16 +74,13 @@ _AS_A_WHOLE = (
 
 
 def _forced(answer: str, keys: list[str]) -> tuple[tuple[int, int], ...]:
-    """The characters that a grammar forces: from a value's end up to the first letter of the next key."""
+    """The characters that a grammar forces: from a value's end up to the next value, and the last brace."""
     spans, at = [], 0
     for key in keys:
-        start = answer.index(f'"{key}": ', at)
-        before = at + 1 if at and answer[at - 1] == '"' else at
-        spans.append((before if at else 0, start + 2))
-        at = start + len(key) + 4
-        _, end = json.JSONDecoder().raw_decode(answer, at)
-        at = end
-    return tuple(spans)
+        value = answer.index(f'"{key}": ', at) + len(key) + 4
+        spans.append((at + (answer[at - 1] == '"') if at else 0, value))
+        _, at = json.JSONDecoder().raw_decode(answer, value)
+    return (*spans, (len(answer) - 1, len(answer)))
 
 
 def _question(fields: list[Field], rng: random.Random) -> str:
@@ -199,13 +196,12 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             )
         else:
             a = f"{'an' if one[0] in 'aeiou' else 'a'} {one}"
-            keys = f"contains {one}", f"is there {a}", f"{one} present", f"any {plural(one)}", f"has {a}", one
+            keys = f"contains {one}", f"is there {a}", f"{one} present", f"any {plural(one)}", f"has {a}"
             yield make(count > 0, yes_no, f"has {one}", f"has {one}", *keys)
     yield make(
         len(shapes),
         number,
         "count",
-        "shapes",
         "num shapes",
         "number of shapes",
         "total shapes",
@@ -245,28 +241,13 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             )
         if len(shapes) <= _LONGEST:
             in_order = reading_order(shapes)
-            how = rng.random()
-            if how < 0.4:
+            if rng.random() < 0.5:
                 yield make(
-                    [t.name for t in in_order],
-                    many,
-                    "shapes",
-                    "shape names",
-                    "list of shapes",
-                    "shapes",
-                    "kinds",
+                    [t.name for t in in_order], many, "shape names", "shape types", "kinds", "names of shapes"
                 )
-            elif how < 0.7:
-                yield make([name_of(t) for t in in_order], many, "objects", "things", "items", "objects")
             else:
-                yield make(
-                    [{"shape": t.name, tint: t.colour} for t in in_order],
-                    many,
-                    "shapes",
-                    "objects",
-                    "items",
-                    "things",
-                )
+                keys = "shapes", "shapes", "objects", "list of shapes", "all shapes", "things", "items"
+                yield make([name_of(t) for t in in_order], many, *keys)
     kinds = [kind for kind in ("word", "digit") if sum(t.kind == kind for t in scene.things) == 1]
     for thing, phrases in rng.sample(known := unique_phrases(scene), min(3, len(known))):
         phrase = rng.choice(phrases)
@@ -281,6 +262,8 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"{tint} of the {phrase}",
             )
         elif which < 0.75:
+            if not clear_region(thing):
+                continue
             yield make(
                 region(thing),
                 text,

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
+from recipes.shapes.dense import box_of
 from recipes.world.grammar import say
 from recipes.world.scene import ABSENT, Thing
 from shapes.questions import (
@@ -79,9 +80,14 @@ def _a(phrase: str) -> str:
     return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
+def _only_shapes(scene: Scene) -> bool:
+    """Whether "one", "them" and the like can mean nothing but shapes."""
+    return len(scene.shapes()) == len(scene.things)
+
+
 def _nouns(scene: Scene, rng: random.Random) -> tuple[str, str]:
     """A word for one shape and for several: "thing" and its kin only where nothing else is there."""
-    if len(scene.shapes()) < len(scene.things) or rng.random() < 0.6:
+    if not _only_shapes(scene) or rng.random() < 0.6:
         return "shape", "shapes"
     one = rng.choice(("object", "thing", "figure", "item", "form"))
     return one, one + "s"
@@ -157,32 +163,36 @@ def _not(scene: Scene, rng: random.Random) -> QA | None:
     if colour and name:
         within = [t for t in shapes if t.name == name]  # "circles that are not red"
         found, many = [t for t in within if t.colour != colour], plural(name)
-        said = f"(are not|aren't|that are not|that aren't|which are not) {colour}"
-        put = f"{many} {said}|{many} not {colour}"
+        put = f"{many} (that are not|that aren't|which are not|not) {colour}"
+        verb = f"{many} (are not|aren't) {colour}"
     elif colour:
         found = [t for t in shapes if t.colour != colour]
+        verb = f"{many} (are not|aren't|do not have the {_COLOUR}|don't have the {_COLOUR}) {colour}"
         put = (
-            f"{many} (are not|aren't|that are not|that aren't|which aren't) {colour}|non-{colour} {many}|"
-            f"non {colour} {many}|{many} (do not|don't) have the {_COLOUR} {colour}|"
-            f"{many} (other than|except|besides|apart from) the {colour} ones|{many} of "
-            f"another {_COLOUR} than {colour}"
+            f"{many} (that are not|that aren't|which aren't|not) {colour}|(non-|non ){colour} {many}|"
+            f"{many} (other than|except|besides|apart from) the {colour} ones|"
+            f"{many} of another {_COLOUR} than {colour}"
         )
     else:
         assert name is not None
         found = [t for t in shapes if t.name != name]
+        verb = f"{many} (are not|aren't) {plural(name)}"
         put = (
-            f"{many} (are not|aren't|that are not|that aren't|which are not) "
-            f"{plural(name)}|{many} not {plural(name)}|"
-            f"{many} (other than|except|except for|besides|apart from|excluding|without) "
-            f"(the |){plural(name)}|"
-            f"non-{name} {many}|{many} that are not {_a(name)}"
+            f"{many} (that are not|that aren't|which are not|not) {plural(name)}|non-{name} {many}|"
+            f"{many} (other than|except|except for|besides|apart from|excluding) (the |){plural(name)}|"
+            f"{many} that are not {_a(name)}"
         )
     which = rng.random()
     if which < 0.65:
-        form = f"(how many ({put})(| are there)|count the ({put})|(what is|what's) the number of ({put}))?"
+        form = (
+            f"(how many ({put})( are there| do you see|)|how many {verb}|how many {verb}|count the ({put})|"
+            f"(what is|what's) the number of ({put}))?"
+        )
         return _qa("count", rng, form, str(len(found)))
+    if len(found) > 5:
+        return None
     say_it = (lambda t: t.name) if colour and not name else name_of
-    return _listed("list", rng, f"({_WHAT} ({put})|(list|name) (the|all|all the) ({put}))?", found, say_it)
+    return _listed("list", rng, f"({_WHAT} {verb}|(list|name) (the|all|all the) ({put}))?", found, say_it)
 
 
 def _exactly(scene: Scene, rng: random.Random) -> QA | None:
@@ -233,10 +243,8 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
     if len(shapes) < 2:
         return None
     names, colours, _ = tally(scene)
-    them = (
-        f"(all (the |of the |){many}|the {many}( all|)|they( all|)|all of them|these( all|)|"
-        f"these {many}( all|))"
-    )
+    them = f"all (the |of the |){many}|the {many}( all|)|these {many}( all|)"
+    them = f"({them}|they( all|)|all of them|these( all|))" if _only_shapes(scene) else f"({them})"
     which = rng.random()
     if which < 0.22:
         form = (
@@ -287,7 +295,7 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
         )
         return _qa("exists", rng, form, _yes(all(t.colour == said for t in shapes)), c=said)
     name = rng.choice(list(names))
-    form = f"(are {them} {{t}}|is every {many[:-1]} {{a}}|is each of them {{a}})?"
+    form = f"(are {them} {{t}}|is every {many[:-1]} {{a}}|is each {many[:-1]} {{a}})?"
     return _qa("exists", rng, form, _yes(len(names) == 1), t=plural(name), a=_a(name))
 
 
@@ -311,7 +319,7 @@ def _same_as(scene: Scene, rng: random.Random) -> QA | None:
     form = (
         f"({_WHAT} (other |)shape (has|shares) the (same |){_COLOUR} (of|as) the {{a}}|"
         f"{_WHAT} (shape |)is the same {_COLOUR} as the {{a}}|"
-        f"what else (is|has) the (same |){_COLOUR} (of|as) the {{a}})?"
+        f"{_WHAT} other shape is as {one.colour} as the {{a}})?"
     )
     return _qa("shape", rng, form, others[0].name, others, a=one.name)
 
@@ -327,11 +335,11 @@ def _which_are(scene: Scene, rng: random.Random) -> QA | None:
         found = [t for t in shapes if t.colour == colour]
         if len(found) > 5 or (len(found) > 3 and len({t.name for t in found}) == 1):
             return None
+        ones = f"|{_WHAT} of (them|these) are {{c}}|{_WHAT} ones are {{c}}|{_WHAT} are {{c}}"
         form = (
-            f"({_WHAT} {many} are {{c}}|{_WHAT} of (the {many}|them|these) are {{c}}|"
-            f"{_WHAT} ones are {{c}}|{_WHAT} are {{c}}|"
-            f"(list|name|give me|tell me|show me) (all |)(the |){{c}} {many}|{_WHAT} (are "
-            f"the |){{c}} {many}( are there| do you see|)|"
+            f"({_WHAT} {many} are {{c}}|{_WHAT} of the {many} are {{c}}{ones if _only_shapes(scene) else ''}|"
+            f"(list|name|give me|tell me) (all |)(the |){{c}} {many}|{_WHAT} {{c}} {many} "
+            f"(are there|do you see)|what are the {{c}} {many}|"
             f"(list|name|enumerate) the {many} (that are|which are|in) {{c}}|"
             f"{_WHAT} {many} have the {_COLOUR} {{c}}|"
             f"{_WHAT} {many} (are coloured|are painted|are drawn in|come in) {{c}}|{{c}} {many})?"
@@ -389,8 +397,7 @@ def _colours(scene: Scene, rng: random.Random) -> QA | None:
             f"({_WHAT} {_COLOUR} is (the |)(most common|most frequent|dominant|used most)|"
             f"(what is|what's) the (most common|most frequent|dominant|main) {_COLOUR}|"
             f"{_WHAT} {_COLOUR} (appears|occurs|is used|do you see) (most|most often|the "
-            f"most)|(what|which) {_COLOUR} are most (of the |){many}|most common "
-            f"{_COLOUR})?"
+            f"most)|most common {_COLOUR})?"
         )
         return _qa("colour", rng, form, most[0][0])
     if len(kinds) > 1 and kinds[0][1] > kinds[1][1]:
@@ -419,28 +426,37 @@ def _how_many_kinds(scene: Scene, rng: random.Random) -> QA | None:
 # ------------------------------------------------------------------------------------------------- places
 _SIDES = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}
 _PUT = {
-    "left": (
-        "((left of|to the left of|on the left of|on the left side of|directly left of|just "
-        "left of|left from|next to and left of) {b})"
-    ),
-    "right": (
-        "((right of|to the right of|on the right of|on the right side of|directly right of|"
-        "just right of|right from) {b})"
-    ),
-    "above": "((above|over|on top of|directly above|just above|higher than) {b})",
-    "below": "((below|under|beneath|underneath|directly below|directly under|just below|lower than) {b})",
+    "left": "((left of|to the left of|on the left of|on the left side of|left from) {b})",
+    "right": "((right of|to the right of|on the right of|on the right side of|right from) {b})",
+    "above": "((above|over|above of) {b})",
+    "below": "((below|under|beneath|underneath) {b})",
 }
 
 
-def _beside(scene: Scene, thing: Thing, side: str) -> list[tuple[float, Thing]]:
-    """What lies clearly to that side of a thing, the nearest first, with its distance."""
+def _bounds(scene: Scene, thing: Thing) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of its box, in shorter sides of the image."""
+    wide, high = max(1.0, scene.aspect), max(1.0, 1 / scene.aspect)
+    left, top, right, bottom = box_of(thing, scene.aspect)
+    return left * wide, top * high, right * wide, bottom * high
+
+
+def _beside(scene: Scene, thing: Thing, side: str, among: Sequence[Thing]) -> Thing | None:
+    """The one of these that lies to that side of a thing: nearly straight, and no other as near or nearer."""
     axis, sign = _SIDES[side]
-    found = []
-    for other in scene.things:
+    own, found = _bounds(scene, thing), []
+    for other in among:
         way = apart(other, thing, scene)
-        if other is not thing and sign * way[axis] >= 0.1 and abs(way[1 - axis]) <= 0.9 * sign * way[axis]:
-            found.append((math.hypot(*way), other))
-    return sorted(found, key=lambda one: one[0])
+        if other is not thing and sign * way[axis] >= 0.06:
+            its = _bounds(scene, other)
+            gap = its[axis] - own[2 + axis] if sign > 0 else own[axis] - its[2 + axis]
+            straight = (
+                sign * way[axis] >= 0.1 and abs(way[1 - axis]) <= 0.7 * sign * way[axis] and gap > -0.03
+            )
+            found.append((math.hypot(*way), not straight, id(other), other))
+    found.sort()
+    if not found or found[0][1] or (len(found) > 1 and found[1][0] < 1.25 * found[0][0]):
+        return None
+    return found[0][3]
 
 
 def _empty(scene: Scene, thing: Thing, side: str) -> bool:
@@ -451,12 +467,18 @@ def _empty(scene: Scene, thing: Thing, side: str) -> bool:
 
 def _next_to(scene: Scene, thing: Thing) -> Thing | None:
     """The clearly nearest thing."""
-    ranked = sorted(
-        (math.hypot(*apart(t, thing, scene)), i) for i, t in enumerate(scene.things) if t is not thing
-    )
-    if not ranked or (len(ranked) > 1 and ranked[1][0] < 1.2 * ranked[0][0]):
+    others = [t for t in scene.things if t is not thing]
+    ranked = sorted((math.hypot(*apart(t, thing, scene)), i) for i, t in enumerate(others))
+    gaps = sorted((_gap(scene, thing, t), i) for i, t in enumerate(others))
+    if not ranked or ranked[0][1] != gaps[0][1] or (len(ranked) > 1 and ranked[1][0] < 1.2 * ranked[0][0]):
         return None
-    return scene.things[ranked[0][1]]
+    return others[ranked[0][1]]
+
+
+def _gap(scene: Scene, one: Thing, two: Thing) -> float:
+    """How far apart the boxes of two things are, in shorter sides of the image."""
+    a, b = _bounds(scene, one), _bounds(scene, two)
+    return math.hypot(*(max(0.0, a[i] - b[2 + i], b[i] - a[2 + i]) for i in (0, 1)))
 
 
 def _between(scene: Scene, rng: random.Random) -> tuple[Thing, Thing, Thing] | None:
@@ -522,7 +544,18 @@ def in_corner(scene: Scene, corner: str) -> list[Thing] | None:
             far = next(t for t in about if t is not near[0])
             first, second = (math.hypot(abs(t.x - right), abs(t.y - low)) for t in (near[0], far))
             about = near if second > 1.5 * first else about
+    if not near and any(_enters(scene, t, corner) for t in scene.things):
+        return None
     return near if len(near) == len(about) < 2 else None
+
+
+def _enters(scene: Scene, thing: Thing, corner: str) -> bool:
+    """Whether a thing's box reaches into a corner's third, or into the middle's."""
+    left, top, right, bottom = box_of(thing, scene.aspect)
+    if corner == "middle":
+        return left < 0.66 and right > 0.34 and top < 0.66 and bottom > 0.34
+    far, low = _CORNERS[corner]
+    return (right > 0.66 if far else left < 0.34) and (bottom > 0.66 if low else top < 0.34)
 
 
 _EXTREMES = {
@@ -577,7 +610,7 @@ _SMALL = "(smallest|smallest|tiniest|littlest)"
 def referents(scene: Scene, rng: random.Random) -> Iterator[tuple[Thing, str]]:
     """(a shape, a phrase that means it by its place or size, with "shape" for its name), in no order."""
     shapes, noun = scene.shapes(), _nouns(scene, rng)[0]
-    noun = "one" if rng.random() < 0.1 else noun
+    noun = "one" if rng.random() < 0.1 and _only_shapes(scene) else noun
     for side in rng.sample(list(_AXES), 4):
         if len(shapes) > 1 and (found := farthest(scene, shapes, side)):
             in_front = say(_BEFORE_NOUN[side], rng)
@@ -596,9 +629,8 @@ def referents(scene: Scene, rng: random.Random) -> Iterator[tuple[Thing, str]]:
             yield found_there[0], f"the {noun} {rng.choice(('in', 'at'))} the {words}"
     for thing, phrases in rng.sample(known := unique_phrases(scene), len(known)):
         side = rng.choice(list(_SIDES))
-        near = [t for t in _beside(scene, thing, side) if t[1].kind == "shape"]
-        if len(near) == 1 or (len(near) > 1 and near[1][0] > 1.4 * near[0][0]):
-            yield near[0][1], f"the {noun} {say(_PUT[side], rng, b='the ' + rng.choice(phrases))}"
+        if near := _beside(scene, thing, side, shapes):
+            yield near, f"the {noun} {say(_PUT[side], rng, b='the ' + rng.choice(phrases))}"
         nearest = _next_to(scene, thing)
         if nearest is not None and nearest.kind == "shape":
             put = rng.choice(("nearest to", "closest to", "next to", "beside", "nearest"))
@@ -670,11 +702,9 @@ def _what_beside(scene: Scene, rng: random.Random) -> QA | None:
             f"({_WHAT} (thing |object |one |)(is|lies|do you see)|what's|what is (there |"
             "located |placed |drawn |))"
         )
-        near = _beside(scene, thing, side)
-        if not near and _empty(scene, thing, side) and rng.random() < 0.3:
+        if _empty(scene, thing, side) and rng.random() < 0.3:
             return _qa("absent", rng, f"{what} {_PUT[side]}?", ABSENT, b=phrase)
-        if len(near) == 1 or (len(near) > 1 and near[1][0] > 1.3 * near[0][0]):
-            other = near[0][1]
+        if other := _beside(scene, thing, side, scene.things):
             form = (
                 f"({what} {_PUT[side]}|(name|tell me) (what is|what's|the thing) {_PUT[side]}|"
                 f"{_WHAT} shape is {_PUT[side]})?"
@@ -716,7 +746,7 @@ def _one_of(rng: random.Random, form: str, thing: Thing, **slots) -> QA:
 def _corner(scene: Scene, rng: random.Random) -> QA | None:
     """What is in a corner or in the middle; which corner a thing is in."""
     if rng.random() < 0.3:
-        known = [(t, ps) for t, ps in unique_phrases(scene) if _clear_region(t)]
+        known = [(t, ps) for t, ps in unique_phrases(scene) if clear_region(t)]
         if not known:
             return None
         thing, phrases = rng.choice(known)
@@ -766,7 +796,7 @@ def _corner(scene: Scene, rng: random.Random) -> QA | None:
     return _one_of(rng, form, found[0])
 
 
-def _clear_region(thing: Thing) -> bool:
+def clear_region(thing: Thing) -> bool:
     """Whether its centre is far from the lines between the thirds."""
     return all(abs(place - line) > 0.05 for place in (thing.x, thing.y) for line in (1 / 3, 2 / 3))
 
@@ -778,13 +808,18 @@ def _half(scene: Scene, rng: random.Random) -> QA | None:
     places = [(t.y if axis else t.x) for t in shapes]
     if not shapes:
         return None
+
+    def crosses(thing: Thing) -> bool:
+        edges = box_of(thing, scene.aspect)
+        return edges[axis] < 0.5 < edges[2 + axis] or abs((thing.y if axis else thing.x) - 0.5) < 0.08
+
     second = rng.random() < 0.5
     half = (
         ("(left|left-hand|left hand)", "(right|right-hand|right hand)"),
         ("(top|upper)", "(bottom|lower)"),
     )[axis][second]
     where = f"((in|on) the {half} (half|side|part)|on the {half} half of the (picture|image|drawing))"
-    known = [(t, ps) for t, ps in unique_phrases(scene) if abs((t.y if axis else t.x) - 0.5) > 0.1]
+    known = [(t, ps) for t, ps in unique_phrases(scene) if not crosses(t)]
     if known and rng.random() < 0.5:
         thing, phrases = rng.choice(known)
         said = ((thing.y if axis else thing.x) > 0.5) == second
@@ -808,10 +843,7 @@ def _half(scene: Scene, rng: random.Random) -> QA | None:
             _yes(said),
             t=rng.choice(phrases),
         )
-    if any(
-        abs(p - 0.5) < max(0.06, t.size / 3 / max(1.0, scene.aspect if not axis else 1 / scene.aspect))
-        for p, t in zip(places, shapes)
-    ):
+    if any(map(crosses, shapes)):
         return None
     found = [t for p, t in zip(places, shapes) if (p > 0.5) == second]
     if rng.random() < 0.6:
@@ -824,7 +856,7 @@ def _half(scene: Scene, rng: random.Random) -> QA | None:
     return _listed(
         "list",
         rng,
-        f"({_WHAT} {many} are {where}|(list|name) the {many} {where}|what is {where})?",
+        f"({_WHAT} {many} are {where}|(list|name) the {many} {where})?",
         found,
         name_of,
     )
@@ -834,7 +866,7 @@ def _extreme(scene: Scene, rng: random.Random) -> QA | None:
     """Which lies farthest to a side, of all or of one kind; whether one does; the second from a side."""
     shapes, noun = scene.shapes(), _nouns(scene, rng)[0]
     side = rng.choice(list(_AXES))
-    if len(shapes) > 2 and side in ("left", "right") and rng.random() < 0.2:
+    if len(shapes) > 2 and _only_shapes(scene) and side in ("left", "right") and rng.random() < 0.2:
         ordered = sorted(shapes, key=lambda t: -_AXES[side][1] * t.x)
         gaps = [abs(a.x - b.x) * max(1.0, scene.aspect) for a, b in pairwise(ordered)]
         k = rng.randint(1, min(3, len(ordered) - 1))
@@ -870,13 +902,13 @@ def _extreme(scene: Scene, rng: random.Random) -> QA | None:
         lies = rng.choice(_EXTREMES[side].split("|"))
         return _qa("exists", rng, form, _yes(thing is found), t=rng.choice(phrases), s=lies)
     lies = rng.choice(_EXTREMES[side].split("|"))
+    ones = "|one |of them |" if _only_shapes(scene) else ""
     the = "" if lies.startswith(("on ", "at ", "closest")) else rng.choice(("", "the "))
     form = (
-        f"({_WHAT} ({noun} |one |of them |of the {noun}s |)(is|lies) {{s}}|what's {{s}}|"
-        f"{_WHAT} is the {_BEFORE_NOUN[side]} ({noun}|one)|(name|tell me) the "
+        f"({_WHAT} ({noun} {ones}|of the {noun}s )(is|lies) {{s}}|"
+        f"{_WHAT} is the {_BEFORE_NOUN[side]} {noun}|(name|tell me) the "
         f"{_BEFORE_NOUN[side]} {noun}|{_WHAT} {noun} (do you see|comes) {{s}})?"
     )
-    form = form.replace("|what's {s}", "") if len(shapes) < len(scene.things) else form
     return _one_of(rng, form, found, s=the + lies)
 
 
@@ -923,9 +955,8 @@ def _size_of_kind(scene: Scene, rng: random.Random) -> QA | None:
         form = f"(is the {{t}} the {most}( {noun}| one|)|is the {{t}} the {most} of (all|all {noun}s|them))?"
         return _qa("exists", rng, form, _yes(thing is found), t=rng.choice(phrases))
     form = (
-        f"({_WHAT} ({noun} |one |of the {noun}s |of them |)is (the |){most}|what's the {most} "
-        f"({noun}|one)|(name|tell me) the {most} {noun}|{_WHAT} {noun} (looks|seems|appears) "
-        f"{most})?"
+        f"({_WHAT} ({noun} |of the {noun}s )is (the |){most}|what's the {most} {noun}|"
+        f"(name|tell me) the {most} {noun}|{_WHAT} {noun} (looks|seems|appears) {most})?"
     )
     return _one_of(rng, form, found)
 
@@ -956,14 +987,13 @@ def _tone(rgb: tuple) -> str | None:
     name = next(said for limit, said in named if hue < limit)
     if name == "red" and light > 0.7:
         return "pink"
-    if name == "orange" and (light < 0.42 or light > 0.75):
-        return None  # brown, or beige
-    return name
+    dull = vivid < 0.3 or light < 0.42 or light > (0.86 if name == "pink" else 0.75)
+    return None if dull and name in ("red", "orange", "yellow", "pink") else name  # brown, beige, olive
 
 
 def _ground(scene: Scene, rng: random.Random) -> QA | None:
     said = ground(scene)
-    if said is None:
+    if said is None or not scene.shapes():
         return None
     back = "(background|background|back ground|backdrop|ground|canvas|paper)"
     if rng.random() < 0.3:
@@ -1010,21 +1040,15 @@ def _letters(scene: Scene, rng: random.Random) -> QA | None:
         return _qa("letter", rng, form, word[0] if first else word[-1], w=noun)
     if which < 0.86:
         letter = rng.choice((word[0], rng.choice("abcdefghilmnoprstu")))
-        form = "(does the {w} (start|begin) with (the letter |){l}|is the first letter of the {w} {l})?"
+        form = "(does the {w} (start|begin) with the letter {l}|is {l} the first letter of the {w})?"
         written = rng.choice((letter, letter.upper()))
         return _qa("exists", rng, form, _yes(word[0] == letter), w=noun, l=written)
     if rng.random() < 0.5:
         letter = rng.choice((rng.choice(word), rng.choice("abcdefghilmnoprstu")))
-        form = (
-            "(does the {w} (contain|have) (the letter |){l}|is there (the letter |){l} in the "
-            "{w}|is {l} (a letter of|in) the {w})?"
-        )
+        form = "(does the {w} (contain|have) the letter {l}|is the letter {l} in the {w})?"
         return _qa("exists", rng, form, _yes(letter in word), w=noun, l=rng.choice((letter, letter.upper())))
     said = word if rng.random() < 0.5 else rng.choice(("apple", "house", "tree", "cat", "moon", "stone"))
-    form = (
-        '(is the {w} "{s}"|does (it|the {w}) say "{s}"|is "{s}" written (here|there)|does the '
-        "{w} read {s}|is the {w} {s})?"
-    )
+    form = '(is the {w} "{s}"|does (it|the {w}) say "{s}"|is "{s}" written here|does the {w} read "{s}")?'
     return _qa("exists", rng, form, _yes(said == word), w=noun, s=said)
 
 
@@ -1253,18 +1277,6 @@ def _of_it(scene: Scene, rng: random.Random) -> list[QA]:
     return [first, second]
 
 
-def _sure(scene: Scene, rng: random.Random) -> list[QA]:
-    qa = next(iter(ask_kinds(scene, rng, 1)), None)
-    if qa is None or qa.things:
-        return []
-    return [
-        qa,
-        _qa(
-            "exists", rng, "(are you sure|really|is that right|is that correct|sure|are you certain)?", "yes"
-        ),
-    ]
-
-
 _TURNS = (
     _and_the,
     _and_the,
@@ -1277,7 +1289,6 @@ _TURNS = (
     _other_one,
     _of_it,
     _of_it,
-    _sure,
 )
 
 

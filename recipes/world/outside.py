@@ -302,10 +302,10 @@ def _formula(rng: random.Random, split: str) -> _Ink:
     middle, gap = rng.random() < 0.5, rng.uniform(0.2, 1.0)
 
     def ink(pixels: float) -> Image.Image:
-        from matplotlib.font_manager import FontProperties
-        from matplotlib.mathtext import MathTextParser
+        from matplotlib import font_manager, mathtext
 
-        font, parse = FontProperties(size=pixels, math_fontfamily=family), MathTextParser("agg").parse
+        font = font_manager.FontProperties(size=pixels, math_fontfamily=family)
+        parse = mathtext.MathTextParser("agg").parse
         rows = [Image.fromarray(np.array(parse(line, 72, font).image)) for line in lines]
         width, step = max(row.width for row in rows), round(gap * pixels)
         image, y = Image.new("L", (width, sum(row.height + step for row in rows)), 0), 0

@@ -24,6 +24,7 @@ class WorldConfig(ShapesConfig):
         1, "tiles of an image's longer side; 1: not split", 1, 6, scope=FROM_SCRATCH
     )
     curriculum_pictures: int = setting(25_000, "images of a stage until scenes are hardest", 0, 10**9)
+    only_words: float = setting(0.42, "share of drawings that show words alone: to learn to read from", 0, 1)
     dense_weight: float = setting(0.3, "weight of the dense vision loss in the second stage", 0, 1_000)
     fact_weight: float = setting(0.5, "weight of the losses on what nouns mean, and where", 0, 1_000)
     frozen: str = setting(

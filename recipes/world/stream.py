@@ -48,7 +48,7 @@ _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a ro
 @dataclass(frozen=True)
 class WorldStreamConfig(ShapesStreamConfig):
     tokens_per_side: int = 8  # of a tile, after the projector
-    outside: float = 0.16  # images that show nothing of the world
+    outside: float = 0.12  # images that show nothing of the world
     only_words: float = 0.42  # images of words alone
     pairs: float = 0.0  # batches of two images a row
     text_first: float = 0.0  # rows whose first question stands before the image
@@ -156,7 +156,7 @@ class WorldStream(ShapesStream):
             questions = self._of_outside(rng)
         else:
             questions = self._of_words(scene, rng) if only_words else self._of_drawing(scene, rng)
-        questions = [[self._worded(qa, rng) for qa in turns] for turns in questions]
+        questions = [[self._worded(qa, rng, not i) for i, qa in enumerate(turns)] for turns in questions]
         opening = None
         if rng.random() < config.text_first:
             questions = [turns for turns in questions if turns[0].family != "alone"]
@@ -245,7 +245,7 @@ class WorldStream(ShapesStream):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 3))]
+        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(1, 2))]
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
         asked += [asking.count_any(scene, rng) for _ in range(3)]  # the others prefer high counts
@@ -256,18 +256,19 @@ class WorldStream(ShapesStream):
         asked += [self._not_understood(rng) for _ in range(rng.choice((1, 2, 3)))]
         asked += ask_more(scene, rng, rng.randint(3, 6))
         asked += ask_kinds(scene, rng, rng.randint(9, 14))
-        if rng.random() < 0.7:
-            asked.append(ask_object(scene, rng))
         if rng.random() < 0.1:
             asked.append(thing_as_json(scene, rng))
         asked += sample_questions(scene, rng, 16, _MIX)
         single = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(single)
-        found, at = [], 0
+        # What is not understood has no turn before it: "How many" may lean on one.
+        found = [[qa] for qa in single if qa.family == "outside"]
+        single, at = [qa for qa in single if qa.family != "outside"], 0
         while at < len(single):
             turns = rng.choice((1, 1, 1, 1, 2, 2, 3))
             found.append(single[at : at + turns])
             at += turns
+        rng.shuffle(found)
         if rng.random() < 0.5 and (turns_of_one := follow_up(scene, rng)):
             found.insert(0, turns_of_one)
         if rng.random() < 0.5 and (turns_of_one := ask_of_it(scene, rng)):
@@ -277,6 +278,8 @@ class WorldStream(ShapesStream):
                 found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
+        if rng.random() < 0.8 and (made := ask_object(scene, rng)):
+            found.insert(0, [made])
         return found
 
     def _not_understood(self, rng: random.Random) -> QA:
@@ -316,13 +319,13 @@ class WorldStream(ShapesStream):
         rng.shuffle(found)
         return [[qa] for qa in found]
 
-    def _worded(self, qa: QA, rng: random.Random) -> QA:
+    def _worded(self, qa: QA, rng: random.Random, first: bool) -> QA:
         """What is evaluated keeps its wording, and so does a part of what is trained."""
         if self.config.split == looks.HELDOUT or rng.random() < _AS_IT_IS:
             return qa
         question = as_typed(reword(qa.question, rng), rng, _MISTYPED)
-        if rng.random() < _LEAD_IN:
-            question = lead_in(rng) + rng.choice(("", " ", "\n")) + question
+        if first and rng.random() < _LEAD_IN:
+            question = lead_in(rng) + rng.choice((" ", "\n")) + question
         return replace(qa, question=question)
 
     def _of_words(self, scene: Scene, rng: random.Random) -> list[list[QA]]:

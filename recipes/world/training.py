@@ -263,6 +263,7 @@ class WorldTask(ShapesTask):
         made = stream_settings(config) | {
             "tokens_per_side": config.image_size // config.patch_size // config.scale_factor,
             "curriculum_pictures": config.curriculum_pictures,
+            "only_words": config.only_words,
             "pairs": _IN_PAIRS,
             "text_first": _TEXT_FIRST,
         }

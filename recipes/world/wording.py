@@ -423,7 +423,6 @@ _WORDINGS = {
         "{t}(:| -|,) (where|where is it|bbox|box|location|bounding box|position)( please|)?",
         "(Draw|Put|Make|Place|Set|Give me) a (box|bounding box|rectangle|frame|bbox) (around|round|on|"
             "over) the {t}( please|<in>|).",
-        "(In what|In which) (place|part|spot|location)( of the <pic>|) (is|do you see|do i find) the {t}?",
         "(Can|Could|Would) you( please|) (find|locate|detect|localise|localize|mark|box|show me|"
             "frame) the {t}( for me|<in>|)?",
         "(The|That) {t}(,|:|...) where (is it|is that|can i find it|do you see it)( located|<in>|)?",
@@ -1200,7 +1199,7 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
 _HALVES = {  # of questions: nothing says what they ask for
     looks.TRAIN: (
         "(How many|how many|How much|how|How many are|How many of|Count|Count the|What|What is|What "
-            "is the|what's the|What color is|What colour is the|Which|Which is|Is|Is the|Is there|Is "
+            "is the|what's the|What color is|What colour is the|Which is|Is|Is the|Is there|Is "
             "there a|Is it)(|...|?)",
         "(Is the {c}|What colour is|Are there more|Are there as many|Are there any|Does the picture|"
             "Does the image|Do you|Can you|Can you see|Can you see the|Can you tell me|Tell me|Tell me "
@@ -1209,7 +1208,7 @@ _HALVES = {  # of questions: nothing says what they ask for
             "the {s} above the|Which is bigger, the|Which is smaller, the {s} or|Where is the {s} "
             "compared with|Seen from the|In which direction is|Is there an|Does the)(|...|?)",
         "(Would you say the|Would you say|The|The {c}|A|And the|And|Or|than the {s}|of the {c}|or the "
-            "{z}|is the|than|are there|in the picture|the picture|please|the other one|right|or not|what "
+            "{z}|is the|than|are there|in the picture|the picture|please|right|or not|what "
             "about|how about the)(|...|?)",
     ),
     looks.HELDOUT: (
@@ -1354,7 +1353,8 @@ def _nonsense(rng: random.Random, split: str) -> str:
 
 
 _NEAR = frozenset(  # a drawing may answer what is asked about these; of a woman, a held-out question asks
-    (*NUMBER_WORDS, "letter", "word", "picture", "right", "small", "round", "woman")
+    {*NUMBER_WORDS, "letter", "word", "picture", "right", "small", "round", "woman", "paper", "white", "gray"}
+    | {"grey", "ink", "line", "wall", "ground", "page", "canvas", "light", "dark", "image", "text", "number"}
 )
 
 
