@@ -55,7 +55,7 @@ def drawings_task(questions: int, seed: int = 0) -> EvalTask:
 
 
 def strangers_task(questions: int, seed: int = 0) -> EvalTask:
-    """Questions by another hand, of which training has no wording: the groups of `strangers` in turn."""
+    """Questions by another hand, that nothing trains on: the groups of `strangers` in turn."""
     each = -(-questions // len(GROUPS))
     asked = [one for group in GROUPS for one in strangers(each, group, seed)]
     metric = Metric(
@@ -114,8 +114,10 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
         return float(_says(_object(answer), json.loads(qa.answer), qa.question))
     if kind == "absent":
         return float(answer.strip().lower() == qa.answer.lower())
-    if kind in ("outside image", "outside question"):  # models say it with what can be asked, or without
-        return float(f"i only know {KNOWS}" in answer.lower())
+    if kind == "outside question":
+        return float(answer.strip().lower().startswith("i did not understand the question"))
+    if kind == "outside image":  # models say it with what can be asked, or without
+        return float(answer.strip().lower().startswith(f"i only know {KNOWS}"))
     places = Asked(asked.boxes, FORM.read(answer, (1000, 1000)))
     if kind == "box":
         return float(ious(places.boxes[:1], asked.boxes[:1]).sum())
@@ -141,5 +143,7 @@ def _object(answer: str) -> dict:
     return {}
 
 
-if __name__ == "__main__":  # python -m recipes.world.evaluation RUN_OF_STRANGERS
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / SAMPLES).is_file():
+        sys.exit("python -m recipes.world.evaluation FOLDER: expected that of a run of --tasks strangers")
     print(verdicts(Path(sys.argv[1])))
