@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipes.shapes.dense import box_of
 from recipes.world.grammar import say
@@ -21,11 +21,13 @@ _LONGEST = 4  # items of one list
 
 @dataclass(frozen=True)
 class Field:
-    """One value of an object, and what a person would write for its type."""
+    """One value of an object, and what a person would write for its type. What can be said of every scene is
+    `common`: it is asked for less often, or its keys are guessed and not read."""
 
     key: str
     value: object
     type: str
+    common: bool = False
 
 
 def ask_object(scene: Scene, rng: random.Random) -> QA | None:
@@ -37,7 +39,7 @@ def ask_object(scene: Scene, rng: random.Random) -> QA | None:
             {"shapes" if len(scene.shapes()) == len(things) else "things": [name_of(t) for t in things]}
         )
         return QA("json", say(_AS_A_WHOLE, rng), answer)
-    known = {field.key: field for field in _fields(scene, rng)}
+    known = {field.key: field for field in _fields(scene, rng) if not field.common or rng.random() < 0.3}
     if not known:
         return None
     fields = rng.sample(list(known.values()), min(len(known), rng.choice((1, 2, 2, 3, 3, 4))))
@@ -172,7 +174,7 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
         return Field(_key(_pick(rng, *keys), rng), value, type)
 
     only_shapes = len(shapes) == len(scene.things)
-    for _ in range(3):
+    for _ in range(4):
         colour, name = rng.choice([(t.colour, t.name) for t in shapes] or [(None, None)])
         if colour is None or rng.random() < 0.25:
             colour, name = rng.choice(COLOURS), rng.choice(SHAPES)
@@ -198,34 +200,43 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             a = f"{'an' if one[0] in 'aeiou' else 'a'} {one}"
             keys = f"contains {one}", f"is there {a}", f"{one} present", f"any {plural(one)}", f"has {a}"
             yield make(count > 0, yes_no, f"has {one}", f"has {one}", *keys)
-    yield make(
-        len(shapes),
-        number,
-        "count",
-        "num shapes",
-        "number of shapes",
-        "total shapes",
-        "shape count",
-        "total",
-        "how many shapes",
+    yield replace(
+        make(
+            len(shapes),
+            number,
+            "count",
+            "num shapes",
+            "number of shapes",
+            "total shapes",
+            "shape count",
+            "total",
+            "how many shapes",
+        ),
+        common=True,
     )
-    yield make(
-        scene.first("word") is not None,
-        yes_no,
-        "has text",
-        "has word",
-        "contains text",
-        "text present",
-        "is there text",
-        "has a word",
+    yield replace(
+        make(
+            scene.first("word") is not None,
+            yes_no,
+            "has text",
+            "has word",
+            "contains text",
+            "text present",
+            "is there text",
+            "has a word",
+        ),
+        common=True,
     )
-    yield make(
-        scene.first("digit") is not None,
-        yes_no,
-        "has digit",
-        "contains digit",
-        "has a digit",
-        "digit present",
+    yield replace(
+        make(
+            scene.first("digit") is not None,
+            yes_no,
+            "has digit",
+            "contains digit",
+            "has a digit",
+            "digit present",
+        ),
+        common=True,
     )
     if shapes and only_shapes:
         yield make(

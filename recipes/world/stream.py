@@ -39,7 +39,7 @@ _IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the en
 _FEW = 0.12  # share of the rest that show one thing or two: else one thing alone is taken for a sign
 _AS_JSON = 0.1  # share of questions about drawings whose answer is short JSON
 _AS_IT_IS = 0.3  # share of questions that keep the wording of those that are evaluated
-_MISTYPED = 0.2  # share of the others that have a typo: it takes longest to learn
+_MISTYPED = 0.25  # share of the others that have a typo: it takes longest to learn
 _LEAD_IN = 0.04  # share of questions after a sentence that stood before the image: templates put it there
 _SYSTEM = 0.1  # share of rows with a system prompt
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
@@ -52,6 +52,7 @@ class WorldStreamConfig(ShapesStreamConfig):
     only_words: float = 0.42  # images of words alone
     pairs: float = 0.0  # batches of two images a row
     text_first: float = 0.0  # rows whose first question stands before the image
+    spelled: float = 0.0  # questions of which one word that is a token is spelled instead
 
 
 ALONE = 1000  # segments from this one on do not see the image
@@ -168,7 +169,7 @@ class WorldStream(ShapesStream):
         if config.split != looks.HELDOUT and rng.random() < _SYSTEM:
             text = f"System: {system_prompt(rng)}<end_of_utterance>\n{text}"
         text = "<|im_start|>" + text
-        return row | self._conversations(self._prefix(text), questions, scene, opening)
+        return row | self._conversations(self._prefix(text), questions, scene, opening, rng)
 
     def _drawn(self, index: int, across: int, wide: bool):
         """Drawing number `index`: its scene, or None outside of the world; whether it shows words alone; its
@@ -363,11 +364,16 @@ class WorldStream(ShapesStream):
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _conversations(
-        self, prefix, conversations: list[list[QA]], scene: Scene | None, opening: QA | None = None
+        self,
+        prefix,
+        conversations: list[list[QA]],
+        scene: Scene | None,
+        opening: QA | None = None,
+        rng: random.Random | None = None,
     ) -> dict[str, np.ndarray]:
         """Branches until the row is full; a branch that does not fit is left out, never cut. `scene` is what
         questions are about that do not name another. `opening` is a question that stands in the prefix: it is
-        answered there, and the others are asked after it."""
+        answered there, and the others are asked after it. With `rng` some words of questions are spelled."""
         config, pieces = self.config, self.pieces
         answered = self._answer(opening) if opening else ([], [])
         if opening:
@@ -383,7 +389,8 @@ class WorldStream(ShapesStream):
             blind = turns[0].family == "alone"
             texts = [("User: " if blind else "\nUser: " if opening else "") + turns[0].question]
             texts += ["\nUser: " + qa.question for qa in turns[1:]]
-            questions = [[*self.encode(text), pieces.end, *pieces.middle] for text in texts]
+            asked = [self._spelled(text, rng) if rng else self.encode(text) for text in texts]
+            questions = [[*ids, pieces.end, *pieces.middle] for ids in asked]
             if blind:
                 questions[0].insert(0, prefix[0])
             answers = [self._answer(qa) for qa in turns]
@@ -399,11 +406,26 @@ class WorldStream(ShapesStream):
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = labels
                 about = qa.scene or scene
-                if about is not None and not blind:
+                whole = len(question) == len(self.encode(text)) + 1 + len(pieces.middle)
+                if about is not None and not blind and whole:
                     self.mark_nouns(row, at, text, at + len(question) - 1, about)
+                if about is not None and not blind:
                     self._mark_answer(row, stop - len(answer), answer, qa, about)
                 at = stop
         return row
+
+    def _spelled(self, text: str, rng: random.Random) -> list[int]:
+        """A question's ids, of which one word may be spelled although it is a token: so the letters of a word
+        come to mean what it means, and a typo is near (as BPE-dropout has it, Provilkov et al., 2020)."""
+        ids = self.encode(text)
+        if rng.random() >= self.config.spelled:
+            return ids
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        words = [i for i, token in enumerate(tokens) if len(token) > 2 and token.removeprefix("Ġ").isalpha()]
+        if not words:
+            return ids
+        chosen = rng.choice(words)
+        return [*ids[:chosen], *self.tokenizer.convert_tokens_to_ids([*tokens[chosen]]), *ids[chosen + 1 :]]
 
     def _answer(self, qa: QA) -> tuple[list[int], list[int]]:
         """An answer's ids with the end of its turn, and which of them are to be learnt."""

@@ -48,6 +48,7 @@ from training.distributed import Ranks
 from training.task import Score
 
 _IN_PAIRS = 0.12  # share of batches that show two images in each row
+_SPELLED = 0.25  # share of questions with a word that is spelled: then a typo is not far from it
 _TEXT_FIRST = 0.12  # share of rows whose first question stands before the image: prompts without a template
 
 
@@ -231,7 +232,7 @@ class WorldTask(ShapesTask):
         "json": False, "most_images": 2,
     }  # fmt: skip
     heldout_settings: ClassVar[dict[str, Any]] = ShapesTask.heldout_settings | {
-        "only_words": 0.0, "pairs": 0.0, "text_first": 0.0,
+        "only_words": 0.0, "pairs": 0.0, "text_first": 0.0, "spelled": 0.0,
     }  # fmt: skip
 
     def __init__(self, config: WorldConfig, ranks: Ranks):
@@ -266,6 +267,7 @@ class WorldTask(ShapesTask):
             "only_words": config.only_words,
             "pairs": _IN_PAIRS,
             "text_first": _TEXT_FIRST,
+            "spelled": _SPELLED,
         }
         settings = WorldStreamConfig(**made | changes)
         return WorldStream(settings, processor.tokenizer, pieces, processor.images, rank, world_size)

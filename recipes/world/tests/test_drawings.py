@@ -412,7 +412,8 @@ def test_conversations_are_as_the_processor_writes_them(processor):
                     words = turn.removeprefix("\nAssistant:" if i % 2 else "\nUser:").strip()
                     content = [{"type": "text", "text": words}]
                     if i == 0 and not blind and system_of(text):
-                        messages.append({"role": "system", "content": system_of(text)})
+                        system = [{"type": "text", "text": system_of(text)}]
+                        messages.append({"role": "system", "content": system})
                     if i == 0 and not blind:
                         content.insert(0, {"type": "image"})
                     messages.append({"role": "assistant" if i % 2 else "user", "content": content})
