@@ -30,7 +30,7 @@ from recipes.world.places import ask_absent, ask_absent_place, ask_everything, a
 from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
 from recipes.world.wording import as_typed, ask_outside, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
-from shapes.world import MAX_THINGS, QA, Scene, Thing
+from shapes.world import COLOURS, MAX_THINGS, QA, SHAPES, Scene, Thing
 
 # Families are drawn from this list, which names more often what takes longer to learn.
 _MIX = (*SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
@@ -55,6 +55,9 @@ class WorldStreamConfig(ShapesStreamConfig):
     spelled: float = 0.0  # questions of which one word that is a token is spelled instead
 
 
+_NAMED = re.compile(
+    rf"Ġ?(?:{'|'.join((*COLOURS, *SHAPES, 'shape', 'word', 'digit'))})(?:e?s)?", re.IGNORECASE
+)
 ALONE = 1000  # segments from this one on do not see the image
 
 
@@ -389,8 +392,8 @@ class WorldStream(ShapesStream):
             blind = turns[0].family == "alone"
             texts = [("User: " if blind else "\nUser: " if opening else "") + turns[0].question]
             texts += ["\nUser: " + qa.question for qa in turns[1:]]
-            asked = [self._spelled(text, rng) if rng else self.encode(text) for text in texts]
-            questions = [[*ids, pieces.end, *pieces.middle] for ids in asked]
+            asked = [self._spelled(text, rng) if rng else (self.encode(text), 0, 0) for text in texts]
+            questions = [[*ids, pieces.end, *pieces.middle] for ids, *_ in asked]
             if blind:
                 questions[0].insert(0, prefix[0])
             answers = [self._answer(qa) for qa in turns]
@@ -401,31 +404,43 @@ class WorldStream(ShapesStream):
             first = 0 if blind else start
             row["position_ids"][at:end] = np.arange(first, first + end - at)
             row["segment_ids"][at:end] = document + ALONE * blind
-            for qa, text, question, (answer, labels) in zip(turns, texts, questions, answers):
+            for qa, text, question, (answer, labels), moved in zip(turns, texts, questions, answers, asked):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = labels
                 about = qa.scene or scene
-                whole = len(question) == len(self.encode(text)) + 1 + len(pieces.middle)
-                if about is not None and not blind and whole:
-                    self.mark_nouns(row, at, text, at + len(question) - 1, about)
                 if about is not None and not blind:
+                    self.mark_nouns(row, at, text, at + len(question) - 1, about)
+                    self._move_marks(row, at, *moved)
                     self._mark_answer(row, stop - len(answer), answer, qa, about)
                 at = stop
         return row
 
-    def _spelled(self, text: str, rng: random.Random) -> list[int]:
-        """A question's ids, of which one word may be spelled although it is a token: so the letters of a word
-        come to mean what it means, and a typo is near (as BPE-dropout has it, Provilkov et al., 2020)."""
+    def _spelled(self, text: str, rng: random.Random) -> tuple[list[int], int, int]:
+        """A question's ids, of which one word may be spelled although it is a token, mostly one that names
+        something: so its letters come to mean what it means, and a typo is near (as BPE-dropout has it,
+        Provilkov et al., 2020). And which token that is, and how many more it became."""
         ids = self.encode(text)
         if rng.random() >= self.config.spelled:
-            return ids
+            return ids, 0, 0
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
         words = [i for i, token in enumerate(tokens) if len(token) > 2 and token.removeprefix("Ġ").isalpha()]
+        named = [i for i in words if _NAMED.fullmatch(tokens[i])] if rng.random() < 0.6 else []
         if not words:
-            return ids
-        chosen = rng.choice(words)
-        return [*ids[:chosen], *self.tokenizer.convert_tokens_to_ids([*tokens[chosen]]), *ids[chosen + 1 :]]
+            return ids, 0, 0
+        at = rng.choice(named or words)
+        letters = self.tokenizer.convert_tokens_to_ids([*tokens[at]])
+        return [*ids[:at], *letters, *ids[at + 1 :]], at, len(letters) - 1
+
+    @staticmethod
+    def _move_marks(row, at: int, ids: list[int], spelled: int, more: int) -> None:
+        """Move the marks of a question that begins at `at` to where its tokens are after one was spelled."""
+        if more:
+            first, last = at + spelled, at + len(ids) - more
+            for name, empty in (("nouns", np.nan), ("noun_places", -1)):
+                marks = row[name][first:last].copy()
+                row[name][first : first + more] = empty
+                row[name][first + more : last + more] = marks
 
     def _answer(self, qa: QA) -> tuple[list[int], list[int]]:
         """An answer's ids with the end of its turn, and which of them are to be learnt."""

@@ -48,7 +48,7 @@ from training.distributed import Ranks
 from training.task import Score
 
 _IN_PAIRS = 0.12  # share of batches that show two images in each row
-_SPELLED = 0.25  # share of questions with a word that is spelled: then a typo is not far from it
+_SPELLED = 0.35  # share of questions with a word that is spelled: then a typo is not far from it
 _TEXT_FIRST = 0.12  # share of rows whose first question stands before the image: prompts without a template
 
 
