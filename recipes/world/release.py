@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from data.processor import Processor
-from eval.__main__ import guarded
+from eval.__main__ import above_zero, guarded
 from eval.card import update_card
 from eval.results import RESULTS, table_text
 from eval.run import evaluate
 from eval.tasks import shapes_task
 from inference.checkpoint import open_checkpoint
-from inference.flags import Parser, positive
+from inference.flags import Parser, option, positive
 from messages import for_terminal
 from models import VisionLanguageModel
 from models.checkpoints.save import model_card
@@ -43,9 +43,12 @@ def training_data(run: Path) -> str:
     return found[1] if found else "Not stated."
 
 
-def release(run: Path, folder: Path, questions: int, trained_on: str | None) -> str:
-    """Write `folder`; returns the table of its scores."""
-    model = VisionLanguageModel.from_pretrained(run, dtype=torch.bfloat16)
+def release(run: Path, folder: Path, questions: int, trained_on: str | None, temperature: float = 1.0) -> str:
+    """Write `folder`; returns the table of its scores. `temperature` divides the logits, so that confidences
+    agree with scores (temperature scaling, Guo et al., 2017); the likeliest token stays."""
+    model = VisionLanguageModel.from_pretrained(run, dtype=torch.float32)
+    model.language_model.norm.weight.data.div_(temperature)  # the head after it has no bias
+    model = model.to(torch.bfloat16)
     size = sum(parameter.numel() for parameter in model.parameters())
     learnt = trained_on or training_data(run)
     card = model_card(folder.name, model.config, size, SUMMARY, learnt, license="apache-2.0")
@@ -65,8 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     add("folder", type=Path, help="folder for the released checkpoint")
     add("--questions", type=positive, default=2000, help="number of held-out questions (default 2000)")
     add("--training-data", metavar="TEXT", help="the card's words on its data (default: those of the run)")
+    scaled = "divide the logits by T, so that confidences agree with scores (default 1)"
+    add("--temperature", type=option(above_zero), metavar="T", default=1.0, help=scaled)
     options = parser.parse_args(arguments)
-    settings = (options.run, options.folder, options.questions, options.training_data)
+    settings = (options.run, options.folder, options.questions, options.training_data, options.temperature)
     return guarded(parser.prog, lambda: print(for_terminal(release(*settings))))
 
 

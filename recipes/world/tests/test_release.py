@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 
 from eval.card import read_results
 from eval.tasks import DEFAULT_MODEL
 from recipes.world import release
 
+NORM = "model.text_model.norm.weight"
+
 
 @pytest.mark.slow
 def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
     folder = tmp_path / "small"
-    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "10"]) == 0
+    scaled = ["--questions", "10", "--temperature", "2"]
+    assert release.main([str(DEFAULT_MODEL), str(folder), *scaled]) == 0
+    before, after = (load_file(where / "model.safetensors") for where in (DEFAULT_MODEL, folder))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {NORM}
+    assert torch.equal(2 * after[NORM], before[NORM])
     config, results = json.loads((folder / "config.json").read_text()), read_results(folder)
     card = ModelCard.load(folder / "README.md")
     assert config["dtype"] == "bfloat16" and "| **overall** |" in card.text
