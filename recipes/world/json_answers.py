@@ -80,7 +80,7 @@ def _forced(answer: str, keys: list[str]) -> tuple[tuple[int, int], ...]:
     spans, at = [], 0
     for key in keys:
         value = answer.index(f'"{key}": ', at) + len(key) + 4
-        spans.append((at + (answer[at - 1] == '"') if at else 0, value))
+        spans.append((at + (answer[at - 1] == '"') if at else 0, value - 1))  # the space is one of two tokens
         _, at = json.JSONDecoder().raw_decode(answer, value)
     return (*spans, (len(answer) - 1, len(answer)))
 
