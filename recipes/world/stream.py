@@ -249,14 +249,14 @@ class WorldStream(ShapesStream):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(1, 2))]
+        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 3))]
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
         asked += [asking.count_any(scene, rng) for _ in range(3)]  # the others prefer high counts
         asked += [asking.count_all(scene, rng) for _ in range(2)]
         if rng.random() < 0.6 * config.list_probability:
             asked.append(ask_list(scene, rng))
-        asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 1, 2)))]
+        asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2)))]
         asked += [self._not_understood(rng) for _ in range(rng.choice((1, 2, 3)))]
         asked += ask_more(scene, rng, rng.randint(3, 6))
         asked += ask_kinds(scene, rng, rng.randint(9, 14))

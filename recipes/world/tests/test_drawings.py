@@ -15,6 +15,8 @@ from PIL import Image
 from data.conversation import read_conversation
 from data.new_processor import make_processor
 from data.packing import dense_mask
+from data.processor import Processor
+from eval.tasks import DEFAULT_MODEL
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
@@ -577,3 +579,21 @@ def test_the_command_shows_drawings(tmp_path, capsys):
     }
     assert {"count", "place", "absent"} <= families
     assert len({Image.open(path).size for path in tmp_path.glob("*.png")}) > 3
+
+
+def test_a_spelled_word_reads_the_same_and_keeps_its_marks():
+    """One token of a question becomes its letters; what its noun means is known at the last of them."""
+    known = Processor.from_pretrained(DEFAULT_MODEL)
+    stream, rng = stream_of(known, spelled=1.0), random.Random(0)
+    thing = Thing("shape", "circle", "red", 0.2, 0.2, 0.2)
+    question, longer = "What colour is the circle?", 0
+    for _ in range(60):
+        ids, _, more = stream._spelled(question, rng)
+        assert known.tokenizer.decode(ids) == question and len(ids) == len(stream.encode(question)) + more
+        row = stream._conversations((0,), [[QA("colour", question, "red")]], Scene((thing,)), rng=rng)
+        (at,) = [i for i, facts in enumerate(row["nouns"]) if not np.isnan(facts).all()]
+        read = known.tokenizer.decode(row["input_ids"][1 : at + 1])
+        assert read == question.removesuffix("?")
+        assert row["noun_places"][at].tolist() == place_of(thing, Scene((thing,)))
+        longer += at + 1 > len(stream.encode(read)) + 1
+    assert longer > 30
