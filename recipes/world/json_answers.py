@@ -257,8 +257,8 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                     [t.name for t in in_order], many, "shape names", "shape types", "kinds", "names of shapes"
                 )
             else:
-                keys = "shapes", "shapes", "objects", "list of shapes", "all shapes", "things", "items"
-                yield make([name_of(t) for t in in_order], many, *keys)
+                named = "shapes", "shapes", "objects", "list of shapes", "all shapes", "things", "items"
+                yield make([name_of(t) for t in in_order], many, *named)
     kinds = [kind for kind in ("word", "digit") if sum(t.kind == kind for t in scene.things) == 1]
     for thing, phrases in rng.sample(known := unique_phrases(scene), min(3, len(known))):
         phrase = rng.choice(phrases)
@@ -341,7 +341,7 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             f"main {tint}",
             f"most frequent {tint}",
         )
-    if said := ground(scene):
+    if back := ground(scene):
         yield make(
-            said, tint, f"background {tint}", f"background {tint}", "background", f"{tint} of background"
+            back, tint, f"background {tint}", f"background {tint}", "background", f"{tint} of background"
         )

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 
 from recipes.world import looks
 from recipes.world.drawings import random_aspect, sample_drawing, sample_rows
+from recipes.world.scene import Thing
 from shapes.drawing import bounds_of, scales_of
-from shapes.world import COLOURS, SHAPES, Scene, Thing
+from shapes.world import COLOURS, SHAPES, Scene
 
 GROUPS = ("own wordings", "one typo", "near kinds", "tails", "system", "outside", "json", "turns")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -1383,7 +1384,7 @@ def _json_property(rng, scene) -> _Property | None:
         return key, "string", f"the colour of the {name}", "colours", fact[1]
     if which == "dominant":
         ranked = Counter(t.colour for t in scene.shapes()).most_common(2)
-        sized = Counter()
+        sized: Counter[str] = Counter()
         for thing in scene.shapes():
             sized[thing.colour] += thing.size**2
         biggest = sized.most_common(2)
@@ -1445,11 +1446,11 @@ def _json_property(rng, scene) -> _Property | None:
     if not singles:
         return None
     label, thing = rng.choice(singles)
-    left, top, right, bottom = _bounds(scene, thing)
     width, height = (scene.aspect, 1.0) if scene.aspect >= 1 else (1.0, 1 / scene.aspect)
-    box = tuple(round(v, 3) for v in (left / width, top / height, right / width, bottom / height))
-    x = label.replace(" ", "_")
-    key = rng.choice((f"{x}_bbox", f"bbox_of_{x}", f"{x}_bounding_box", f"{x}_box"))
+    edges = zip(_bounds(scene, thing), (width, height, width, height))
+    box = tuple(round(edge / side, 3) for edge, side in edges)
+    name = label.replace(" ", "_")
+    key = rng.choice((f"{name}_bbox", f"bbox_of_{name}", f"{name}_bounding_box", f"{name}_box"))
     return key, "[x1, y1, x2, y2]", f"the bounding box of the {label}", "box", box
 
 
@@ -1502,7 +1503,10 @@ def _json_question(rng, scene, frame: str) -> Stranger | None:
         if (one := _json_property(rng, scene)) and one[0] not in found:
             found[one[0]] = one
     camel = rng.random() < 0.25
-    parts = [(_camel(key) if camel else key, *rest) for key, *rest in found.values()]
+    parts: list[_Property] = [
+        (_camel(key) if camel else key, kind, said, how, accept)
+        for key, kind, said, how, accept in found.values()
+    ]
     keys, kinds = [p[0] for p in parts], [(p[0], p[1]) for p in parts]
     python = {"integer": "int", "boolean": "bool", "string": "str", "list of strings": "list[str]"}
     question = frame.format(
