@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from recipes.world.grammar import with_article
 from recipes.world.scene import REFUSAL, Thing
 from shapes.questions import NUMBER_WORDS, ask, plural, reading_order, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene
@@ -36,10 +37,6 @@ def ask_words(scene, rng) -> list[QA]:
         for t in words
         if colours[t.colour] == 1
     ]
-
-
-def _one(phrase: str) -> str:
-    return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
 def _named(things: list[Thing]) -> str:
@@ -113,7 +110,7 @@ def _any(scene, rng):
         "Is at least one {t} there?", "Have you found {a}?", "Is {a} visible?", "Is {a} present?",
         "Is {a} shown?", "Is there {a} anywhere?", "Does this contain {a}?", "Is {a} drawn here?",
     ))  # fmt: skip
-    question = form.format(p=plural(phrase), t=phrase, a=_one(phrase))
+    question = form.format(p=plural(phrase), t=phrase, a=with_article(phrase))
     return QA("exists", question, "yes" if count else "no")
 
 
@@ -154,7 +151,7 @@ def _is_it(scene, rng):
     thing, phrase, asked = rng.choice(alone)
     truth = getattr(thing, asked)
     other = rng.choice([one for one in (COLOURS if asked == "colour" else SHAPES) if one != truth])
-    say = str if asked == "colour" else _one
+    say = str if asked == "colour" else with_article
     if rng.random() < 0.3:
         pair = [truth, other] if rng.random() < 0.5 else [other, truth]
         family = "colour" if asked == "colour" else "shape"
@@ -358,7 +355,7 @@ def ask_both(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | None:
         question = rng.choice(
             (f"Which {noun} has {{a}}?", f"In which {noun} is {{a}}?", f"Which {noun} shows {{a}}?")
         )
-        return QA("compare", question.format(a=_one(phrase)), answer, (f"the {answer} {noun}",))
+        return QA("compare", question.format(a=with_article(phrase)), answer, (f"the {answer} {noun}",))
     answer = "yes" if counts[0] == counts[1] else "no"
     return QA("compare", f"Do both {noun}s have the same number of {plural(phrase)}?", answer)
 

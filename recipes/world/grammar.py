@@ -14,3 +14,13 @@ def say(pattern: str, rng: random.Random, **slots: str) -> str:
     while _CHOICE.search(pattern):
         pattern = _CHOICE.sub(lambda found: rng.choice(found[1].split("|")), pattern)
     return re.sub(r" +(?=[ ?.,!])", "", pattern).strip().format(**slots)
+
+
+def with_article(phrase: str) -> str:
+    """The phrase with its article."""
+    return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital at its front."""
+    return text[0].upper() + text[1:]

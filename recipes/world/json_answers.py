@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from recipes.shapes.dense import box_of
-from recipes.world.grammar import say
+from recipes.world.grammar import say, with_article
 from recipes.world.kinds import clear_region, extreme_size, farthest, ground
 from recipes.world.scene import NOT_UNDERSTOOD
 from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
@@ -197,8 +197,13 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"how many {s}",
             )
         else:
-            a = f"{'an' if one[0] in 'aeiou' else 'a'} {one}"
-            keys = f"contains {one}", f"is there {a}", f"{one} present", f"any {plural(one)}", f"has {a}"
+            keys = (
+                f"contains {one}",
+                f"is there {with_article(one)}",
+                f"{one} present",
+                f"any {plural(one)}",
+                f"has {with_article(one)}",
+            )
             yield make(count > 0, yes_no, f"has {one}", f"has {one}", *keys)
     yield replace(
         make(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from recipes.shapes.dense import box_of
-from recipes.world.grammar import say
+from recipes.world.grammar import capital, say, with_article
 from recipes.world.scene import ABSENT, Thing
 from shapes.questions import (
     NUMBER_WORDS,
@@ -69,15 +69,11 @@ def _qa(
     if question.startswith(_ORDERS) and question.endswith("?"):
         question = question[:-1] + rng.choice((".", ".", ""))
     accept = (NUMBER_WORDS[int(answer)],) if answer.isdigit() and len(answer) == 1 else ()
-    return QA(family, question[0].upper() + question[1:], answer, accept, tuple(things))
+    return QA(family, capital(question), answer, accept, tuple(things))
 
 
 def _yes(said: bool) -> str:
     return "yes" if said else "no"
-
-
-def _a(phrase: str) -> str:
-    return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
 def _only_shapes(scene: Scene) -> bool:
@@ -180,7 +176,7 @@ def _not(scene: Scene, rng: random.Random) -> QA | None:
         put = (
             f"{many} (that are not|that aren't|which are not|not) {plural(name)}|non-{name} {many}|"
             f"{many} (other than|except|except for|besides|apart from|excluding) (the |){plural(name)}|"
-            f"{many} that are not {_a(name)}"
+            f"{many} that are not {with_article(name)}"
         )
     which = rng.random()
     if which < 0.65:
@@ -296,7 +292,7 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
         return _qa("exists", rng, form, _yes(all(t.colour == said for t in shapes)), c=said)
     name = rng.choice(list(names))
     form = f"(are {them} {{t}}|is every {many[:-1]} {{a}}|is each {many[:-1]} {{a}})?"
-    return _qa("exists", rng, form, _yes(len(names) == 1), t=plural(name), a=_a(name))
+    return _qa("exists", rng, form, _yes(len(names) == 1), t=plural(name), a=with_article(name))
 
 
 def _same_as(scene: Scene, rng: random.Random) -> QA | None:
@@ -676,7 +672,7 @@ def _of_referent(scene: Scene, rng: random.Random) -> QA | None:
         return _qa("exists", rng, form, _yes(said == thing.colour), t=phrase, c=said)
     said = thing.name if rng.random() < 0.5 else rng.choice(SHAPES)
     form = "(is {t} {a}|{t} is {a}, (right|correct|isn't it)|would you call {t} {a})?"
-    return _qa("exists", rng, form, _yes(said == thing.name), t=phrase, a=_a(said))
+    return _qa("exists", rng, form, _yes(said == thing.name), t=phrase, a=with_article(said))
 
 
 def _what_beside(scene: Scene, rng: random.Random) -> QA | None:
@@ -914,14 +910,19 @@ def _extreme(scene: Scene, rng: random.Random) -> QA | None:
 
 def _size_of_kind(scene: Scene, rng: random.Random) -> QA | None:
     """The biggest or smallest of all, of one colour or of one kind."""
-    names, colours, _ = tally(scene)
     biggest, noun = rng.random() < 0.5, _nouns(scene, rng)[0]
     most = _BIG if biggest else _SMALL
+
+    def of_one_kind(key: str) -> tuple[str, Thing | None]:
+        """A name or a colour of which one shape is clearly the biggest or smallest, and that shape."""
+        kinds = dict.fromkeys(getattr(t, key) for t in scene.shapes())
+        alike = {kind: [t for t in scene.shapes() if getattr(t, key) == kind] for kind in kinds}
+        known = [(kind, extreme_size(alike[kind], biggest)) for kind in kinds]
+        return rng.choice([one for one in known if one[1]] or [("", None)])
+
     which = rng.random()
     if which < 0.35:
-        extremes = {n: extreme_size([t for t in scene.shapes() if t.name == n], biggest) for n in names}
-        name = rng.choice([n for n in extremes if extremes[n]] or [""])
-        found = extremes.get(name)
+        name, found = of_one_kind("name")
         if found is None:
             return None
         form = (
@@ -931,9 +932,7 @@ def _size_of_kind(scene: Scene, rng: random.Random) -> QA | None:
         )
         return _qa("colour", rng, form, found.colour, t=name)
     if which < 0.6:
-        extremes = {c: extreme_size([t for t in scene.shapes() if t.colour == c], biggest) for c in colours}
-        colour = rng.choice([c for c in extremes if extremes[c]] or [""])
-        found = extremes.get(colour)
+        colour, found = of_one_kind("colour")
         if found is None:
             return None
         form = (
@@ -1138,7 +1137,7 @@ def _and_a(scene: Scene, rng: random.Random) -> list[QA]:
     kinds = {
         phrase: _of(scene, colour, name) for phrase, colour, name in (_kind(scene, rng) for _ in range(4))
     }
-    made = [(_a(phrase), _yes(bool(found))) for phrase, found in kinds.items()]
+    made = [(with_article(phrase), _yes(bool(found))) for phrase, found in kinds.items()]
     if len(made) < 2:
         return []
     first = _qa("exists", rng, "(is there|do you see|can you see) {t}?", made[0][1], t=made[0][0])
@@ -1314,7 +1313,9 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"{_WHAT} one (has|shows) {{a}}({pair}|)|where is {{a}}, in the first or (in |"
             f")the second {noun}|which of the (two |){noun}s (has|shows) {{a}})?"
         )
-        return QA("compare", _capital(say(form, rng, a=_a(phrase))), answer, (f"the {answer} {noun}",))
+        return QA(
+            "compare", capital(say(form, rng, a=with_article(phrase))), answer, (f"the {answer} {noun}",)
+        )
     if which < 0.75:
         if counts[0] == counts[1]:
             return None
@@ -1326,16 +1327,12 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"{sign} {{t}}|are there {sign} {{t}} in the first or (in |)the second {noun}|"
             f"(which|what) of the (two |){noun}s has {sign} {{t}})?"
         )
-        return QA("compare", _capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",))
+        return QA("compare", capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",))
     if which < 0.9:
         form = (
             f"(do both {noun}s (have|show|contain) {{a}}|is there {{a}} in both {noun}s|is "
             f"{{a}} in both|do you see {{a}} in both {noun}s)?"
         )
-        return QA("compare", _capital(say(form, rng, a=_a(phrase))), _yes(all(counts)))
+        return QA("compare", capital(say(form, rng, a=with_article(phrase))), _yes(all(counts)))
     form = f"(does (either|any) {noun} (have|show) {{a}}|is there {{a}} in (either|any) of the {noun}s)?"
-    return QA("compare", _capital(say(form, rng, a=_a(phrase))), _yes(any(counts)))
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return QA("compare", capital(say(form, rng, a=with_article(phrase))), _yes(any(counts)))

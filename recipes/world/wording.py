@@ -12,7 +12,7 @@ import re
 from functools import cache
 
 from recipes.world import looks
-from recipes.world.grammar import say
+from recipes.world.grammar import capital, say
 from shapes.questions import NUMBER_WORDS, TEMPLATES, plural
 from shapes.world import COLOURS, SHAPES
 
@@ -586,10 +586,6 @@ def _patterns() -> dict[str, list[tuple[re.Pattern, str]]]:
     return found
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
 def _small(text: str) -> str:
     """Without a capital at first, but for "I" and words that are capitals."""
     return text if text[:2].isupper() or text[:2] in ("I ", "I'") else text[0].lower() + text[1:]
@@ -621,7 +617,7 @@ def reword(question: str, rng: random.Random) -> str:
     """The same question as another stranger may word it; one that is of no known wording as it is."""
     if (of_one := _OF_ONE.fullmatch(question)) is not None:
         for _ in range(4):  # which image is meant is said once
-            said = reword(_capital(of_one[2]), rng)
+            said = reword(capital(of_one[2]), rng)
             if not _SHOWN.search(said):
                 return of_one[1] + _small(said)
         return question
@@ -629,7 +625,7 @@ def reword(question: str, rng: random.Random) -> str:
         if (match := pattern.fullmatch(question)) is not None:
             slots = _filled(kind, match.groupdict(), rng)
             said = say(_unfolded(rng.choice(_WORDINGS[kind])), rng, **slots)
-            return _capital(_AFTER_COMMA.sub(lambda found: found[0].lower(), said))
+            return capital(_AFTER_COMMA.sub(lambda found: found[0].lower(), said))
     return question
 
 
@@ -722,7 +718,7 @@ def typo(question: str, rng: random.Random) -> str:
         if said.isupper():
             made = made.upper()
         elif said[0].isupper():
-            made = _capital(made)
+            made = capital(made)
         return question[: found.start()] + made + question[found.end() :]
     return question
 
@@ -909,7 +905,7 @@ def as_typed(question: str, rng: random.Random, typos: float = 0.1) -> str:
             said = pattern.sub(rng.choice(others), said, count=1)
     if rng.random() < 0.06 and len(said.split()) > 3:
         shorter = rng.choice(_dropping()).sub("", said)
-        said = _capital(shorter) if shorter else said
+        said = capital(shorter) if shorter else said
     which = rng.random()
     if which < 0.13:
         said = _opened(said, rng)
@@ -1060,7 +1056,7 @@ def lead_in(rng: random.Random) -> str:
     """What stands before the image in a user's turn."""
     said = say(rng.choice(_LEADS), rng)
     which = rng.random()
-    return said.lower() if which < 0.15 else said.upper() if which < 0.02 else _capital(said)
+    return said.lower() if which < 0.15 else said.upper() if which < 0.02 else capital(said)
 
 
 # ------------------------------------------------------------------------------------ outside of the world
@@ -1316,7 +1312,7 @@ def ask_outside(rng: random.Random, split: str) -> str:
         return rng.choice(QUESTIONS[split])
     if which < 0.5:
         made = rng.choice(_ABOUT[split]).format(n=rng.choice(_nouns(split)), m=rng.choice(_nouns(split)))
-        return _capital(made)
+        return capital(made)
     if which < 0.75:
         return _of_grammar(_OF_ITS_WORDS[split], rng)
     if which < 0.83:
