@@ -805,8 +805,8 @@ def test_an_image_that_is_read_after_another_was_refused_takes_no_room(internet,
 
 
 @pytest.mark.slow
-def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
-    with caplog.at_level(logging.INFO, "ocelli.server"):
+def test_the_log_has_a_line_for_a_request_without_its_content(caplog):
+    with running() as here, caplog.at_level(logging.INFO, "ocelli.server"):  # no others are late
         here.ask("Is the secret out?", user="secret")
         here.ask(**{"secret": 1})
         for fields in ({"n": "secret"}, text_only([{"type": "secret"}]), {"stop": [["secret"]]}):
@@ -816,7 +816,7 @@ def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
     assert "secret" not in caplog.text
     assert all(len(line.splitlines()) == 1 for line in caplog.messages)
     statuses = [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages]
-    assert statuses == ["200", "200", "400", "400", "400", "404"]
+    assert sorted(statuses) == ["200", "200", "400", "400", "400", "404"]  # in any order
 
 
 def test_a_fault_of_ours_says_nothing_and_the_server_goes_on(here, monkeypatch, caplog):
