@@ -22,6 +22,7 @@ _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer s
 _SMALLEST_SHAPE = 0.07  # diameter
 _THINNEST = 0.005  # line in place of a filled shape
 _ROUNDEST = 0.8  # width over height of a printed zero: a rounder one would be a circle
+_ALIKE = 0.25  # share of drawings with shapes of one colour or kind, or all but one: by chance there are none
 _LEGIBLE = 7  # pixels of a word's height: nobody reads less
 
 
@@ -38,6 +39,8 @@ def sample_drawing(
         return replace(in_any_look(sampling.sample_scene(rng, split, difficulty)), aspect=aspect)
     shrink = rng.uniform(1 - 0.6 * difficulty, 1.0) if rng.random() < 0.6 else 1.0
     scene = in_any_look(sampling.sample_scene(rng, split, difficulty, makers=(_random_word, _random_digit)))
+    if split == looks.TRAIN and rng.random() < _ALIKE:
+        scene = replace(scene, things=tuple(_alike(list(scene.things), rng)))
     one_look = rng.random() < 0.6  # most people draw a picture with one kind of pen
     look = _look(rng)
     things = []
@@ -75,11 +78,25 @@ def _beside(things: list[Thing], rng: random.Random) -> list[Thing]:
     return things
 
 
+def _alike(things: list[Thing], rng: random.Random) -> list[Thing]:
+    """The same things, their shapes of one colour, of one kind or both; often one of them as it was."""
+    shapes = [i for i, t in enumerate(things) if t.kind == "shape"]
+    if not shapes:
+        return things
+    model, kept = things[rng.choice(shapes)], rng.choice(shapes) if rng.random() < 0.4 else None
+    which = rng.random()
+    same = {"colour": model.colour} if which < 0.5 else {"name": model.name}
+    same |= {"colour": model.colour} if which > 0.9 else {}
+    return [replace(t, **same) if i in shapes and i != kept else t for i, t in enumerate(things)]
+
+
 def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
-    """Two to eight shapes of few kinds, in one row or two along the longer side: as people draw what is to be
-    counted."""
+    """Two to eight shapes of few kinds, in one to three rows along the longer side: as people draw what is to
+    be counted."""
     count = rng.randint(2, MAX_THINGS)
     rows = 2 if count >= 4 and rng.random() < 0.3 else 1
+    if split == looks.TRAIN and count >= 4 and rng.random() < 0.4:
+        rows = 3 if count >= 6 and rng.random() < 0.4 else 2
     columns = -(-count // rows)
     longer, wide = max(aspect, 1 / aspect), aspect > 1 or (aspect == 1 and rng.random() < 0.5)
     most = min(0.45, 0.95 * min(longer / columns, 1 / rows) / (2 * REACH))

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from recipes.shapes.dense import box_of
-from recipes.world.grammar import say, with_article
+from recipes.world.grammar import capital, say, with_article
 from recipes.world.kinds import clear_region, extreme_size, farthest, ground
 from recipes.world.scene import NOT_UNDERSTOOD
 from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
@@ -96,6 +97,9 @@ def _question(fields: list[Field], rng: random.Random) -> str:
         else f"{', '.join(said[:-1])}{rng.choice((' and ', ', and ', ', '))}{said[-1]}"
     )
     which = rng.random()
+    if which < 0.4:
+        return _in_other_forms(fields, listed, rng)
+    which = (which - 0.4) / 0.6
     if which < 0.5:
         form = (
             "((Return|Give me|Answer with|Reply with|Write|Respond with|Output|Produce) (a "
@@ -132,6 +136,139 @@ def _question(fields: list[Field], rng: random.Random) -> str:
     )
 
 
+def _in_other_forms(fields: list[Field], listed: str, rng: random.Random) -> str:
+    """The keys in a sentence, in a list, in code or in a schema, with or without words before and after."""
+    keys = [field.key for field in fields]
+    front = say(f"(||||What do you see? |Look at the (picture|image|drawing). |{_BEFORE}|{_BEFORE})", rng)
+    front += " " if front and not front.endswith(" ") else ""
+    tail = say(f"(|||| {_AFTER})", rng)
+    tail = f" {tail}" if tail else ""
+    which = rng.random()
+    if which < 0.35:
+        return front + say(_SENTENCES, rng, k=listed) + tail
+    if which < 0.65:
+        head = say(_HEADS, rng)
+        return f"{front}{head}\n{_one_a_line(fields, rng)}{tail and chr(10) + tail.strip()}"
+    if which < 0.75:
+        shown = rng.choice(
+            (
+                "{" + ", ".join(f"{f.key}: {f.type}" for f in fields) + "}",
+                "{" + ", ".join(keys) + "}",
+                "{" + ", ".join(f'"{key}": <{key}>' for key in keys) + "}",
+                "{" + ", ".join(f'"{key}": <{f.type}>' for key, f in zip(keys, fields)) + "}",
+                "{" + ", ".join(f'"{key}": null' for key in keys) + "}",
+                "{" + ", ".join(f'"{key}": ?' for key in keys) + "}",
+                "{\n" + ",\n".join(f'  "{key}": ...' for key in keys) + "\n}",
+                "{" + ", ".join(f"'{key}': ..." for key in keys) + "}",
+            )
+        )
+        return f"{front}{say(_LIKE, rng)} {shown}{tail}"
+    if which < 0.9:
+        return f"{front}{_as_code(fields, rng)}{tail and chr(10) + tail.strip()}"
+    kinds = {f.key: {"type": _SCHEMA.get(f.type, "string")} for f in fields}
+    schema: dict[str, object] = {"type": "object", "properties": kinds, "required": keys}
+    if rng.random() < 0.4:
+        schema["additionalProperties"] = False
+    shown = json.dumps(schema, indent=rng.choice((None, None, 2)))
+    head = say("(Follow this schema|JSON schema|Schema|Match this JSON schema|response_format)", rng)
+    return f"{front}{head}: {shown}"
+
+
+_BEFORE = (
+    "(Analyse|Analyze|Inspect|Look at|Read) (the|this) (picture|image|drawing)(.| and answer in JSON.)|"
+    "You (are given|see) (a drawing|an image).|I need structured output."
+)
+_AFTER = (
+    "(Output only valid JSON, no markdown.|No markdown.|JSON only.|Only JSON, please.|No other text.|"
+    "Nothing else.|Do not explain.|Return valid JSON only.|No extra keys.|Just the object.|"
+    "Use exactly these keys.|Thanks.)"
+)
+_SENTENCES = (
+    "((Return|Give me|Output|Make|Build|Send|I want) (a dict|a dictionary|an object|a map|a JSON object|"
+    "one JSON "
+    "object|a JSON) with (the keys |keys |the fields |fields |){k}.|JSON keys: {k}|Keys: {k}. Format: JSON.|"
+    "(as|in) JSON( please|): {k}|{k} -> JSON|{k}: as JSON( please|).|(Could|Can) you (give|send|get) me "
+    "{k} (as|in) "
+    "JSON?|JSON output with {k}|I (need|want|would like) a JSON with {k}.|The keys of the (JSON|object) "
+    "are {k}.|"
+    "Your answer (is|must be|should be) a JSON object with {k}.|json {k}|Please fill {k} in a JSON object.|"
+    "Reply in JSON. (Keys|Fields|Use the keys|The fields are)(:|) {k}.|What are {k}? (JSON|As JSON|In "
+    "JSON), please.|"
+    "Extract {k}( and return them|) as JSON.|{k} should be in the JSON.|A JSON object that has {k}.|"
+    "Put {k} into (a |)JSON.|Which values have {k}? Answer as JSON.|Find {k}; output JSON.|parse to json: "
+    "{k}|"
+    "(The|One) object must (have|contain) {k}.|fields = {k}|Write me down {k} like JSON.)"
+)
+_HEADS = (
+    "((Return|Give me|Output|Write) (a |)JSON( object|) with( these keys| the following keys| these fields|"
+    "):|"
+    "JSON with:|Keys:|Fields:|Answer in JSON with the keys|Extract (the following|these) as JSON:|As JSON, "
+    "please:|"
+    "Fill in, as JSON:|I need these in JSON:|JSON keys, one a line:|The JSON has these fields:|Return a "
+    "dict with)"
+)
+_LIKE = (
+    "((Return|Answer|Output|Reply)( exactly|) (like this|in this format|in this shape):|Format:|Template:|"
+    "Fill in the template:|Output format:|JSON:|Complete:|Expected:|Replace the placeholders:|Use this:)"
+)
+_TYPES = {"integer": ("number", "int"), "boolean": ("boolean", "bool"), "array": ("any[]", "list"),
+          "string": ("string", "str")}  # fmt: skip
+
+
+def _as_code(fields: list[Field], rng: random.Random) -> str:
+    """A type that the answer is to have, as programs write it, and a word before it."""
+    head = say(
+        "((Return|Answer with|Output|Give me) (a |)JSON (for|of|that fits|matching):|JSON for|Type:|)", rng
+    )
+    language = rng.randrange(5)
+    kinds = [_TYPES[_SCHEMA.get(field.type, "string")][language > 1] for field in fields]
+    keys = [field.key if field.key.isidentifier() else f'"{field.key}"' for field in fields]
+    name = rng.choice(("Answer", "Result", "Output", "Scene", "Drawing", "Response"))
+    lines = [f"{key}: {kind}" for key, kind in zip(keys, kinds)]
+    if language < 2:
+        opens = f"interface {name} {{" if language == 0 else f"type {name} = {{"
+        made = opens + (
+            " " + "; ".join(lines) + " }" if rng.random() < 0.4 else "\n  " + ";\n  ".join(lines) + ";\n}"
+        )
+    else:
+        opens = (f"class {name}(BaseModel):", f"@dataclass\nclass {name}:", f"class {name}(TypedDict):")[
+            language - 2
+        ]
+        made = opens + "\n    " + "\n    ".join(lines)
+    return f"{head}\n{made}" if head else f"{made}\nReturn it as JSON."
+
+
+def _one_a_line(fields: list[Field], rng: random.Random) -> str:
+    """The keys in a list, often each with what it means."""
+    mark = rng.choice(("- ", "- ", "* ", "", "1", "1", "\u2022 "))
+    explained, between = rng.random() < 0.65, rng.choice((": ", ": ", " - ", " = ", " -> "))
+    ticks = rng.choice(("", "", "`", '"'))
+    lines = []
+    for i, field in enumerate(fields, 1):
+        said = between + (_meaning(field, rng) if rng.random() < 0.75 else field.type) if explained else ""
+        lines.append((f"{i}. " if mark == "1" else mark) + f"{ticks}{field.key}{ticks}{said}")
+    return "\n".join(lines)
+
+
+def _words(key: str) -> str:
+    """The words of a key: "numRedCircles" is "num red circles"."""
+    return re.sub(r"[_\- ]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", key).lower().strip()
+
+
+def _meaning(field: Field, rng: random.Random) -> str:
+    """What a value is, in the words of its key, which say it; and of what type."""
+    words = re.sub(r"^(num|n|number of|count of|how many) ", "number of ", _words(field.key))
+    words = re.sub(r"^(.+) count$", r"count of \1", words)
+    words = re.sub(r"\bbbox\b", "bounding box", words)
+    if _SCHEMA.get(field.type) == "boolean":
+        words = rng.choice((f"true or false: {words}", f"{words}, true or false", f"{words} (yes = true)"))
+    elif rng.random() < 0.3:
+        words = f"{words} ({field.type})"
+    elif not words.startswith(("number", "count", "where", "the ")):
+        words = rng.choice(("the ", "", "")) + words
+    return capital(words) if rng.random() < 0.2 else words
+
+
 _SCHEMA = {
     "number": "integer",
     "integer": "integer",
@@ -154,7 +291,9 @@ def _key(words: list[str], rng: random.Random) -> str:
         return "_".join(words)
     if which < 0.86:
         return words[0] + "".join(word.capitalize() for word in words[1:])
-    return ("-" if which < 0.89 else " ").join(words)
+    if which < 0.88:
+        return "".join(word.capitalize() for word in words)
+    return ("-" if which < 0.92 else " ").join(words)
 
 
 def _pick(rng: random.Random, *names: str) -> list[str]:
@@ -195,6 +334,12 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"{one} count",
                 f"count of {s}",
                 f"how many {s}",
+                f"{s} count",
+                f"total {s}",
+                f"count {s}",
+                f"{s} total",
+                f"amount of {s}",
+                f"nr of {s}",
             )
         else:
             keys = (
@@ -203,13 +348,25 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"{one} present",
                 f"any {plural(one)}",
                 f"has {with_article(one)}",
+                f"{one} exists",
+                f"has any {plural(one)}",
+                f"{one} visible",
+                f"there is {with_article(one)}",
+                f"shows {one}",
+                f"is {one} present",
+                f"includes {one}",
             )
             yield make(count > 0, yes_no, f"has {one}", f"has {one}", *keys)
+    yield from _comparisons(scene, rng, make, yes_no)
     yield replace(
         make(
             len(shapes),
             number,
             "count",
+            "shapes count",
+            "count of shapes",
+            "n shapes",
+            "shapes total",
             "num shapes",
             "number of shapes",
             "total shapes",
@@ -228,6 +385,10 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             "contains text",
             "text present",
             "is there text",
+            "any text",
+            "word present",
+            "is there a word",
+            "contains a word",
             "has a word",
         ),
         common=True,
@@ -240,6 +401,9 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             "contains digit",
             "has a digit",
             "digit present",
+            "is there a digit",
+            "any digit",
+            "contains a digit",
         ),
         common=True,
     )
@@ -276,6 +440,8 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"{tint} of {phrase}",
                 f"{phrase} {tint}",
                 f"{tint} of the {phrase}",
+                f"what {tint} is the {phrase}",
+                f"{tint} {phrase}",
             )
         elif which < 0.75:
             if not clear_region(thing):
@@ -287,6 +453,11 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"position of {phrase}",
                 f"{phrase} location",
                 f"where is the {phrase}",
+                f"where is {phrase}",
+                f"position of the {phrase}",
+                f"location of the {phrase}",
+                f"{phrase} place",
+                f"{phrase} region",
             )
         else:
             edges = [min(999, round(1000 * edge)) for edge in box_of(thing, scene.aspect)]
@@ -298,6 +469,10 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 f"box of {phrase}",
                 f"bbox of the {phrase}",
                 f"{phrase} bounding box",
+                f"bounding box of the {phrase}",
+                f"bbox {phrase}",
+                f"box of the {phrase}",
+                f"bounding box {phrase}",
             )
     alone = [t for t in shapes if colours[t.colour] == 1]
     if alone:
@@ -316,7 +491,9 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
         ways = {"left": ("leftmost",), "right": ("rightmost",), "top": ("topmost", "highest", "top")}
         said = rng.choice(ways.get(side, ("lowest", "bottom")))
         if rng.random() < 0.6:
-            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said)
+            more = (f"shape furthest {side}", f"furthest {side}") if side in ("left", "right") else ()
+            more += (f"{said} shape name", f"which shape is {said}", f"name of {said} shape")
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said, *more)
         else:
             yield make(
                 found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
@@ -326,17 +503,33 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
     if found:
         said = rng.choice(("biggest", "largest")) if biggest else "smallest"
         if rng.random() < 0.6:
-            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said)
+            more = (f"which is {said}", f"which shape is {said}", f"name of {said} shape", f"shape {said}")
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said, *more)
         else:
             yield make(
                 found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
             )
+        said_of_it = rng.choice((found.colour, rng.choice(COLOURS)))
+        yield make(
+            found.colour == said_of_it,
+            yes_no,
+            f"is {said} shape {said_of_it}",
+            f"is the {said} shape {said_of_it}",
+            f"{said} shape is {said_of_it}",
+            f"{said} is {said_of_it}",
+        )
     for kind in kinds:
         thing = next(t for t in scene.things if t.kind == kind)
         if kind == "word":
-            yield make(thing.name, text, "word", "text", "word", "printed word", "text content")
+            yield make(thing.name, text, "word", "text", "word", "printed word", "text content", "word text")
+            written = ("letters in word", "word length", "number of letters", "letter count", "num letters")
+            yield make(len(thing.name), number, *written, "letters in the word", "how many letters")
+            yield make(thing.name[0], text, "first letter", "first letter of word", "initial letter")
         else:
-            yield make(int(thing.name), number, "digit", "number", "digit", "digit value")
+            yield make(int(thing.name), number, "digit", "number", "digit", "digit value", "value of digit")
+        if clear_region(thing):
+            places = (f"{kind} position", f"where is the {kind}", f"position of {kind}", f"{kind} location")
+            yield make(region(thing), text, *places, f"position of the {kind}", f"{kind} place")
     if len(colours) > 1 and colours.most_common(2)[0][1] > colours.most_common(2)[1][1]:
         yield make(
             colours.most_common(1)[0][0],
@@ -345,8 +538,39 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             f"most common {tint}",
             f"main {tint}",
             f"most frequent {tint}",
+            f"most used {tint}",
+            f"{tint} used most",
         )
     if back := ground(scene):
         yield make(
             back, tint, f"background {tint}", f"background {tint}", "background", f"{tint} of background"
         )
+
+
+def _comparisons(
+    scene: Scene, rng: random.Random, make: Callable[..., Field], yes_no: str
+) -> Iterator[Field]:
+    """Whether there are more, fewer or as many of one kind as of another."""
+    names, colours, _ = tally(scene)
+    by_name = rng.random() < 0.6
+    counts, every = (names, SHAPES) if by_name else (colours, COLOURS)
+    known = [kind for kind in every if counts[kind]]
+    if not known:
+        return
+    one = rng.choice(known)
+    two = rng.choice(
+        [kind for kind in (known if len(known) > 1 and rng.random() < 0.8 else every) if kind != one]
+    )
+    if rng.random() < 0.5:
+        one, two = two, one
+    a, b = (plural(one), plural(two)) if by_name else (one, two)
+    more, fewer, same = counts[one] > counts[two], counts[one] < counts[two], counts[one] == counts[two]
+    which = rng.random()
+    if which < 0.45:
+        keys = f"more {a} than {b}", f"are there more {a} than {b}", f"has more {a} than {b}"
+        yield make(more, yes_no, keys[0], *keys)
+    elif which < 0.8:
+        keys = f"fewer {a} than {b}", f"are there fewer {a} than {b}", f"less {a} than {b}"
+        yield make(fewer, yes_no, keys[0], *keys)
+    else:
+        yield make(same, yes_no, f"as many {a} as {b}", f"same number of {a} and {b}", f"equal {a} and {b}")

@@ -28,6 +28,7 @@ from recipes.world.kinds import ask_kinds, first_or_second, lean_on
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
+from recipes.world.sets import ask_sets, two_turns
 from recipes.world.wording import as_typed, ask_outside, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
 from shapes.world import COLOURS, MAX_THINGS, QA, SHAPES, Scene, Thing
@@ -249,20 +250,20 @@ class WorldStream(ShapesStream):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 3))]
+        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(2)]
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
-        asked += [asking.count_any(scene, rng) for _ in range(3)]  # the others prefer high counts
-        asked += [asking.count_all(scene, rng) for _ in range(2)]
+        asked += [asking.count_any(scene, rng) for _ in range(2)]  # the others prefer high counts
+        asked.append(asking.count_all(scene, rng))
         if rng.random() < 0.6 * config.list_probability:
             asked.append(ask_list(scene, rng))
         asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2)))]
         asked += [self._not_understood(rng) for _ in range(rng.choice((1, 2, 3)))]
-        asked += ask_more(scene, rng, rng.randint(3, 6))
-        asked += ask_kinds(scene, rng, rng.randint(9, 14))
+        asked += ask_more(scene, rng, rng.randint(2, 4))
+        asked += ask_kinds(scene, rng, rng.randint(8, 12)) + ask_sets(scene, rng, rng.randint(6, 9))
         if rng.random() < 0.1:
             asked.append(thing_as_json(scene, rng))
-        asked += sample_questions(scene, rng, 16, _MIX)
+        asked += sample_questions(scene, rng, 12, _MIX)
         single = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(single)
         # What is not understood has no turn before it: "How many" may lean on one.
@@ -277,13 +278,12 @@ class WorldStream(ShapesStream):
             found.insert(0, turns_of_one)
         if rng.random() < 0.5 and (turns_of_one := ask_of_it(scene, rng)):
             found.insert(0, turns_of_one)
-        for _ in range(2):
-            if turns_of_one := lean_on(scene, rng):
+        for leaning in (lean_on, two_turns):
+            if turns_of_one := leaning(scene, rng):
                 found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
-        if rng.random() < 0.8 and (made := ask_object(scene, rng)):
-            found.insert(0, [made])
+        found = [[made] for _ in range(2) if rng.random() < 0.8 and (made := ask_object(scene, rng))] + found
         return found
 
     def _not_understood(self, rng: random.Random) -> QA:
@@ -317,7 +317,7 @@ class WorldStream(ShapesStream):
         if len(drawn) == 2:
             both = drawn[0], drawn[1]
             asked += [ask_both(both, rng) for _ in range(5)] + [ask_either(both, rng) for _ in range(2)]
-            asked += [first_or_second(both, rng) for _ in range(5)]
+            asked += [first_or_second(both, rng) for _ in range(7)]
         asked.append(self._not_understood(rng))
         found = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(found)
@@ -346,7 +346,8 @@ class WorldStream(ShapesStream):
             asked += [ask(scene, rng, kind) for kind in ("word", "word", "colour", "exists")]
         asked = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(asked)
-        return [[qa] for qa in asked if qa is not None]
+        found = [[qa] for qa in asked]
+        return [turns, *found] if (turns := two_turns(scene, rng)) else found
 
     def _of_outside(self, rng: random.Random) -> list[list[QA]]:
         """Conversations about an image that shows nothing of the world."""

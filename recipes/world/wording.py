@@ -62,6 +62,34 @@ _WORDINGS = {
         "In total, how many {t} <are>?",
         "(I'd|I would) like (a count|the count|the number) of the {t}( please|).",
         "how many of the things<in> are {t}?", "How many {t} (did|do) you (find|see|spot|get|count)<in>?",
+        "How many {t} (did i draw|have i drawn|did they put|did my kid draw|did someone draw|got drawn)<in>?",
+        "If (you count|i count|one counts|we count) the {t}, (what do you get|how many is that|what is "
+            "the total|what number comes out|how many are they)?",
+        "(Number of {t}|{t}|Count of {t}|Total {t}) =( ?|)", "(# of|no. of|nr of|num of) {t}(<in>|)(?|)",
+        "(The|) {t}<in> (add up to|come to|amount to|sum to) (what number|how many|what total)?",
+        "(Fill in the number|Fill in the blank|Complete|Fill in): there are ___ {t}<in>.",
+        "There are (x {t}<in>. What is x|N {t}<in>. N =|n {t}<in>, find n)(?|)",
+        "How (big|large|high) is the (number|count|total) of {t}<in>?",
+        "(A number|One number|Just a number|As a number|In digits)(:|,) how many {t}( are there|<in>|)?",
+        "How many {t} are there(,|) (as a number|in digits|just the number|only the number|number only)(?|.)",
+        "(Please do|Do|Make|I want|I need|Perform) a (count|quick count|full count) of (the|all) {t}( "
+            "please|<in>|).",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) how "
+            "many {t} (there are|are there|i see|are shown)<in>(.| - can you count?|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) how many {t} "
+            "(there are|are there|it has|you can see)<in>.",
+        "(None, one, two|One, two, three|Zero, one, two)(...| or how many:| or what:) how many {t}( are "
+            "there|)?",
+        "Of {t}, (how many|what number|what count) (are there|do you see|does the <pic> have)?",
+        "how many {t} you (see|count|find|can see)<in>?", "{t} - how much( of them|) (are|is) there<in>?",
+        "(It is|It's|That makes|That is|We have|You have) how many {t}( in all| in total|)?",
+        "(Did you count|Have you counted) the {t}( yet| already|)? How many( are there| did you get|)?",
+        "(Guess|Work out|Figure out|See) how many {t} (there are|are there|it has)<in>.",
+        "What number of {t} (was drawn|has been drawn|can be counted|is to be seen|got drawn)<in>?",
+        "Is it possible to count the {t}<in>? How many are there?",
+        "It's how many {t} that (you see|are shown)<in>?",
+        "(Anyone know|Does anyone know|Who knows|You know) how many {t} (there are|are in there|are in it)?",
+        "If there are any {t}, how many( are they| are there|)<in>?",
     ),
     "colour": (
         "(What|Which) <col> (is the {t}|is the {t}|has the {t}|does the {t} have)<in>?",
@@ -88,6 +116,36 @@ _WORDINGS = {
             "please|<in>|)?",
         "What <col> (do|would|could) you (call|give|name) the {t}?", "what <col> the {t} is( please|<in>|)?",
         "(If you had to|Try to|Please) name the <col> of the {t}(.| please.| in one word.)",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) the {t}(,|:| -) (what|which) <col>( is "
+            "it| was used| was it| is that|)?",
+        "Is the {t} red, blue, (green|yellow|black), or what <col>( is it|)?",
+        "(What|Which) <col> is it that the {t} (has|is|was given|is drawn in)?",
+        "The <col> of the {t} (is ...|is what?|would be ...|would be what?|=|= ?)",
+        "The {t} is (what|which) <col>, (can you tell|do you know|would you say|tell me)?",
+        "{t}( <col> =|: <col>|, <col>| -> <col>| <col> is)( ?|)",
+        "(I can't tell|I cannot see|I don't know|I am not sure|I'm colour blind and can't tell|No idea|I "
+            "wonder) (what|which) <col> the {t} (is|has)(.|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (what|which) "
+            "<col> the {t} (is|has).",
+        "(What|Which) <col> of (ink|paint|pencil|crayon) (was used|was taken|did they use) for the {t}?",
+        "The {t} (was|is|has been) (drawn|painted|done|made|filled) in (what|which) <col>( please|)?",
+        "With (what|which) <col> (was|is) the {t} (painted|drawn|filled|made)<in>?",
+        "(In one word|One word|With one word|In a single word)(:|,) (what <col> is|which <col> is|the "
+            "<col> of|what is the <col> of) the {t}?",
+        "What <col> is the {t}(,|) (in one word|one word only|just the <col>|only the name of the "
+            "<col>)(?|.)",
+        "(As for|About|Regarding|Speaking of) the {t}(,|:) (what|which) <col>( is it| does it have| has "
+            "it|)?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) the <col> of the {t} is( ___.|...)",
+        "(Do|Can|Could) you (see|tell|make out) (what|which) <col> the {t} (is|has)( please|<in>|)?",
+        "(What|Which) <col> (should|must|do) i (take|use|pick|need) to (paint|copy|redraw) the {t}( "
+            "exactly|)?",
+        "{t} (have|has|is) (what|which) <col>( please|)?", "(how|what) is <col> of {t}( please| sir|)?",
+        "(And|But|Ok but|So) the {t}(,|:) (what|which) <col>( then| is that|)?",
+        "Which of the <col>s (belongs to|is that of|goes with) the {t}<in>?",
+        "The {t}, its <col>( is what| please| is|)?",
+        "(What|Which) <col> (is it|is that|has it|does it have), the {t}<in>?",
+        "(I need|I want|I'd like) the {t}(,|:| -) (its <col>|the <col>|what <col> it is)( please|).",
     ),
     "shape": (
         "(What|Which) shape (is|is|has|do you see that is) {t}<in>?",
@@ -115,6 +173,32 @@ _WORDINGS = {
         "(So|And|Now) what shape is {t}?", "(What|Which) (form|shape|figure) (does {h} have|has {h})<in>?",
         "(Identify|Name|Classify|Recognise) {h}( please|).",
         "(What|Which) shape (did they|did i|did someone) (draw|make|paint) {t}?",
+        "(What|Which) shape (is it|is that|does it have|has it), {o}<in>?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) {h}(,|:| -) (what|which) shape (is it|"
+            "was it|is that)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (what|"
+            "which) shape {h} (is|has)(.|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (what|which) "
+            "shape {h} (is|has).",
+        "Is {h} a circle, a (square|star|triangle), or what( shape| is it|)?",
+        "(In one word|One word|With one word|In a single word)(:|,) what (shape is|is) {h}<in>?",
+        "{h} is a( what?|...)", "(What is it|What shape is it|Which shape is it) that is {t}<in>?",
+        "(As for|About|Regarding|Speaking of) {h}(,|:) (what|which) shape( is it| does it have| has it|)?",
+        "{h} (was|is|has been) (drawn|made) (as|in) (what|which) (shape|form)?",
+        "Of (what|which) shape is {h}<in>?", "How (do|would) you (call|name) {h}( in one word|<in>|)?",
+        "(how|what) is (name|shape) of {h}( please| sir|)?",
+        "The (shape|name|form) of {h} (is ...|is what?|would be ...|would be what?|=|= ?)",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) {h} is a( ___.|...)",
+        "{h}( =| ->|:) (what|which shape|what shape)?",
+        "{h}(,|:|...) (circle, square, star or what|a square or a circle or what|a circle, or what)?",
+        "(Do|Can|Could) you (see|tell|say|make out) (what|which) shape {h} (is|has)( please|)?",
+        "(What|Which) shape (must|should|do) i draw to (copy|redraw|get) {h}?",
+        "{o}(,|:) (its|the) (shape|form)( is| is what| please|)?",
+        "(If|When) (you|i) look at {h}, (what|which) shape (is it|is there|is that)?",
+        "One of (the shapes|them|these) is {t}(,|:| -) which( one| shape|)( is it|)?",
+        "The (shape|one|thing|figure) that is {t}(,|:| -) (what|which shape|what shape) is it?",
+        "What shape is {h}(,|) (in one word|one word only|just the name|only the name)(?|.)",
+        "{t} is (which|what) shape( please|<in>|)?",
     ),
     "exists": (
         "(Is|Is|Was) there {t}( anywhere| somewhere| present| at all| to be seen|<in>|)?",
@@ -147,6 +231,38 @@ _WORDINGS = {
         "(Got|See|Spot) {t}( there|<in>|)?",
         "(I'm looking for|I look for|I search|I need) {t}(. Is there one|, is there one|, is it there|"
             ", do you see one)?",
+        "I (can't|cannot|don't) (see|find) {t}(,|:| -) is there one<in>?",
+        "Is it (true|right|correct|so) that (you see|you can see|it has|i drew|someone drew|they drew) "
+            "{t}<in>?",
+        "Did (i|we|they|anyone|my kid) (draw|include|add|put in) {t}<in>?",
+        "Is there {t} (that you can see|that can be seen|to be found|you can point out|or not|or is "
+            "there none)<in>?",
+        "Has {t} (been drawn|been put|been included) (anywhere|somewhere|at all|there)?",
+        "{t}(:|,| -) (yes/no|present or not|y/n|is there or isn't there|here or not)?",
+        "{t} (there|present|visible|in there|anywhere)(, yes or no| or not|)?",
+        "Among (the things|all this|everything|everything drawn|what is drawn)( here|), is there {t}?",
+        "(How about|What about) {t}(,|:| -) (is there one|do you see one|is one there)<in>?",
+        "Is (anything|something|any of these|one of these|any of this) {t}<in>?",
+        "If i (look|search|looked) for {t}, (do|will|would) i find (one|any)<in>?",
+        "Would (you|i|one) find {t}<in>?",
+        "Is the number of {p} (more than zero|at least one|above zero|greater than zero|one or more)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) there is {t}<in>(.|, can you tell?|, is there?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "there is {t}<in>.",
+        "(Check|See|Find out|Verify|Say) (if|whether) (there is|you see|you can find|it has) {t}<in>(.|, "
+            "yes or no.)",
+        "(Answer yes or no|Just say yes or no|One word, yes or no|Reply yes or no)(:|,) (is there|do you "
+            "see|can you see|does it have) {t}?",
+        "Is there {t}<in>, (yes or no|yes/no|y/n|true or false)?",
+        "{p}(,|:|...) (are there any|any|do you see any|at least one|even one)<in>?",
+        "you (see|can see|find|got) {t}<in>?", "it (has|have|is have) {t}( or not| or no|)?",
+        "(There should be|There must be|I think there is|I believe there is|I guess there is|Someone "
+            "said there is) {t}<in>(,|:| -) (is there|is that so|is that right|can you confirm)?",
+        "Is any {x} (there|present|visible|drawn|to be seen)( at all|<in>|)?",
+        "(The <pic>|This|It) (has|shows|contains|includes) {t}(,|:| -) (right|true or false|yes or no|"
+            "doesn't it)?",
+        "Any {x} (detected|found|spotted|in sight|around)(?| or not?|, yes or no?)",
     ),
     "position": (
         "(Is|Is|Was) the {a} {r} the {b}<in>( or not|)?",
@@ -169,6 +285,35 @@ _WORDINGS = {
         "Does the {a}('s place|'s position|) (lie|come|fall) {r} the {b}?",
         "Has the {a} been (drawn|put|placed) {r} the {b}?",
         "(Check|Please check|Verify)(:| that|) (the {a} is|is the {a}) {r} the {b}(?|.)",
+        "Is it the {a} that is {r} the {b}( or not|<in>|)?",
+        "Did (i|they|someone|my kid) (draw|put|place) the {a} {r} the {b}?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) the {a} {r} the {b}(,|:| -) (right|is "
+            "that so|correct|yes or no|is that right)?",
+        "The {a}, is it {r} the {b}<in>?",
+        "The {a}(:|...| -) {r} the {b}(| or not| or isn't it|, yes or no)?",
+        "If (i look|one looks|we look) {r} the {b}, (is the {a} there|can the {a} be seen)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) the {a} is {r} the {b}(.|, is it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "the {a} is {r} the {b}.",
+        "Is the (place|position|spot) of the {a} {r}( that of|) the {b}?",
+        "Is (this|that|the following) (true|right|correct): the {a} is {r} the {b}?",
+        "(Statement: the|Claim: the|The) {a} is {r} the {b}. (True or false|Yes or no|Is it true|Is that "
+            "right)?",
+        "{a} {r} {b}(: y/n| - yes/no|, true| or no)?", "{a} (is|it is|be) {r} {b}( or not| or no| yes|)?",
+        "Is it {r} the {b} that (the {a} is|you see the {a}|the {a} lies|i drew the {a})<in>?",
+        "{r} the {b}(,|:| -) is that where (the {a} is|you see the {a}|the {a} was drawn)?",
+        "(Answer yes or no|Just say yes or no|One word, yes or no|Reply yes or no)(:|,) is the {a} {r} "
+            "the {b}?",
+        "Is the {a} {r} the {b}, (yes or no|yes/no|y/n|true or false)?",
+        "Is the {a} (somewhere|anywhere) {r} the {b}<in>?",
+        "Do we have the {a} (sitting|lying|placed) {r} the {b}<in>?",
+        "(As for|About|Regarding|Speaking of) the {a}(:|,) is it {r} the {b}?",
+        "There are the {a} and the {b}(,|:| -) is the (first {r} the second|first one {r} the second one|"
+            "former {r} the latter)?",
+        "(Take|Consider) the {a} and the {b}(:|.) Is the (first {r} the second|former {r} the latter)?",
+        "Would it be (right|fair|correct|true) to say( that|) the {a} is {r} the {b}?",
+        "(Does it look|Does it seem|Does it appear)( to you|) (like|as if) the {a} is {r} the {b}?",
     ),
     "side": (
         "Is the {a} {r} the {b}<in>?", "<say> the {a} is {r} the {b}<in>?",
@@ -184,6 +329,33 @@ _WORDINGS = {
         "(Do|Can) you see the {a} {r} the {b}<in>?", "(Which|Which of the two)(:|,) the {a} is {r} the {b}?",
         "(In|Looking at) (the|this) <pic>, is the {a} {r} the {b}?",
         "(Decide|Say|Choose): is the {a} {r} the {b}?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) the {a} {r} the {b}(,|:| -) which( one|"
+            " is it| of the two|)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) the {a} is {r} the {b}(.|, which is it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "the {a} is {r} the {b}.",
+        "{r} the {b}(:|,) where (is the {a}|do you see the {a}|does the {a} lie)?",
+        "{r} the {b}(:|,) which is (it for the {a}|true of the {a}|right for the {a})?",
+        "Did (i|they|someone|my kid) (draw|put|place) the {a} {r} the {b}<in>?",
+        "Is it {r} the {b} that (the {a} is|you see the {a}|the {a} lies|i drew the {a})?",
+        "(As for|About|Regarding|Speaking of) the {a}(:|,) is it {r} the {b}?",
+        "If i look for the {a}, (is it|do i find it|should i look) {r} the {b}?",
+        "{a}(:|,| -|...) {r} (the |){b}?",
+        "(Fill in|Choose|Pick|Pick one|Choose one)(:|,) the {a} is {r} the {b}.",
+        "(Would|Do) (you|we) (find|see|place) the {a} {r} the {b}<in>?",
+        "{a} (is|it is|be) {r} {b}( please| sir|, which|)?",
+        "There are the {a} and the {b}(,|:| -) is the (first {r} the second|former {r} the latter)?",
+        "Which (is right|is correct|is true|holds|applies)(:|,) the {a} is {r} the {b}?",
+        "(In one word|One word|With one word|In a single word)(:|,) is the {a} {r} the {b}?",
+        "(I see|You see|There is) the {a}(,|:| -) is (it|that) {r} the {b}?",
+        "Is the {a} {r} the {b}, (what do you think|what would you say|can you tell|which of the two|"
+            "which one)?",
+        "The {a}'s (place|position)(:|,|, is it) {r} the {b}?",
+        "On the (place|position) of the {a}(:|,) is it {r} the {b}?",
+        "The {a} (was|has been|got) (drawn|put|placed) {r} the {b}(, which| - which of the two| - which "
+            "one|, do you think)?",
+        "(Consider|Take) the {a} and the {b}(:|.) Is the (first {r} the second|former {r} the latter)?",
     ),
     "where": (
         "(Where is|Where's|Wheres) the {a} (relative to|compared with|compared to|with respect to|in "
@@ -217,6 +389,41 @@ _WORDINGS = {
             "is that|what is the direction)?",
         "(Where|Which way) is {a} from {b}( please|<in>|)?",
         "(Describe|Give|State) the (position|direction) of the {a} relative to the {b}.",
+        "(I|They|We|Someone) (drew|put|placed) the {a} where, (seen from|relative to|compared to) the {b}?",
+        "(Imagine you stand|Suppose you are|Say you are|You are|I am standing|Stand) at the {b}(:|,| -) "
+            "where is the {a}?",
+        "If the {b} is the (centre|middle|starting point|origin), where is the {a}?",
+        "Is the {a} to the left, to the right, above or below, (seen from|compared to|relative to) the {b}?",
+        "{a} (vs|versus|against) {b}(:|,) left, right, above or below?",
+        "(Left, right, above or below|Left, right, over or under|Above, below, left or right)(:|,| -) "
+            "where is the {a} (relative to|seen from|from|compared to) the {b}?",
+        "Where is the {a}(,|) seen from the {b}(:|,| -) (left, right, above or below|above, below, left "
+            "or right)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) where "
+            "the {a} is (relative to|seen from|compared to) the {b}(.|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) where the "
+            "{a} is (relative to|seen from|compared to) the {b}.",
+        "On (what|which) side of the {b} did (i|they|someone|my kid) (draw|put|place) the {a}?",
+        "The {a}, where (is it|does it lie|do you see it) (relative to|seen from|compared to) the {b}?",
+        "Where is it, the {a}, (seen from|relative to|compared to) the {b}?",
+        "(I am|I'm) at the {b} and want to (go|get) to the {a}(,|:| -) which way( do i go| is it|)?",
+        "The {a} (lies|is|sits) on (what|which) side of the {b}?",
+        "(Which way|Where|In which direction) does an arrow from the {b} to the {a} (point|go)?",
+        "An arrow from the {b} to the {a} (points|would point|goes) (where|which way|in which direction)?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) seen from the {b}, the {a} is( ___.|...)",
+        "What('s| is) the (way|direction) from the {b} to the {a}?",
+        "With the {b} as (the reference|reference point|the starting point)(:|,) where is the {a}?",
+        "{a} (relative to|from|seen from|compared to) {b}( = ?|: direction?|: which side?|, where?|)",
+        "(In one word|One word|With one word|In a single word)(:|,) where is the {a} (relative to|seen "
+            "from|compared to) the {b}?",
+        "where (is|stay|be) {a} (from|to) {b}( please|)?",
+        "Is it left, right, above or below that the {a} (is|lies), (seen from|relative to) the {b}?",
+        "(Looking|Going by eye|Moving) from the {b} to the {a}(:|,) (which way|what direction|which "
+            "direction) is that?",
+        "Where did (i|they|someone) (draw|put|place) the {a}(,|) (relative to|compared to|seen from) the "
+            "{b}?",
+        "In terms of (position|place|direction), where is the {a} (relative to|compared with|seen from) "
+            "the {b}?",
     ),
     "size": (
         "(Is|Is|Was) the {a} {r} than the {b}<in>( or not|)?",
@@ -236,6 +443,36 @@ _WORDINGS = {
         "Is the {a} the {r} one(,|) compared (to|with) the {b}?",
         "Is the {a}( a bit| a lot| clearly| much| any| really|) {r} than the {b}<in>?",
         "(Did they|Did you|Did someone) (draw|make|paint) the {a} {r} than the {b}?",
+        "Is it the {a} that is {r}(, compared to| when compared to|, measured against) the {b}?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) the {a} {r} than the {b}(,|:| -) "
+            "(right|is that so|correct|yes or no)?",
+        "(Have they|Have i|Have we|Has someone) (drawn|made|painted) the {a} {r} than the {b}<in>?",
+        "The {a}, is it {r} than the {b}<in>?",
+        "(As for|About|Regarding|Speaking of) the {a}(:|,) is it {r} than the {b}?",
+        "If (you compare|i compare|one compares) the {a} (with|to) the {b}, is the {a} {r}?",
+        "(Measured against|Held against|Next to) the {b}, is the {a} {r}?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) the {a} is {r} than the {b}(.|, is it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "the {a} is {r} than the {b}.",
+        "There are the {a} and the {b}(,|:| -) is the (first {r} than the second|former {r} than the "
+            "latter)?",
+        "(Statement: the|Claim: the|The) {a} is {r} than the {b}. (True or false|Yes or no|Is it true|Is "
+            "that right)?",
+        "{a} {r} than {b}(: y/n| - yes/no| or not|, true)?",
+        "{a} (is|it is|be) {r} than {b}( or not| or no| yes|)?", "Is {r} the {a} than the {b}?",
+        "(Answer yes or no|Just say yes or no|One word, yes or no|Reply yes or no)(:|,) is the {a} {r} "
+            "than the {b}?",
+        "Is the {a} {r} than the {b}, (yes or no|yes/no|y/n|what do you think|would you say)?",
+        "(Does it look|Does it seem|Does it appear)( to you|) (like|as if) the {a} is {r} than the {b}?",
+        "Would it be (right|fair|correct|true) to say( that|) the {a} is {r} than the {b}?",
+        "Is (this|that|the following) (true|right|correct): the {a} is {r} than the {b}?",
+        "(Judge|Decide|Verify|Find out|See) (if|whether) the {a} is {r} than the {b}(.|, yes or no.)",
+        "(By eye|Going by size|Size check|Speaking of sizes)(:|,) is the {a} {r} than the {b}?",
+        "The {a} (looks|seems|appears) {r} than the {b}(,|:| -) (is it|is it really|do you agree|am i "
+            "right)?",
+        "(Take|Consider) the {a} and the {b}(:|.) Is the (first {r} than the second|former {r} than the "
+            "latter)?",
     ),
     "which": (
         "(Which|Which one|What|Which of them|Which of the two|Which shape) is (the |){r}<in>(,|:|, is "
@@ -255,6 +492,35 @@ _WORDINGS = {
         "What is {r}, the {a} or the {b}?", "the {r} (one|thing) of the {a} and the {b}( is|)?",
         "(There is|I see) (the|a) {a} and (the|a) {b}(. Which|, which) is {r}?",
         "<say> the {a} or the {b} is {r}?", "(Is it|Would it be) the {a} or the {b} that is {r}<in>?",
+        "(I drew|They drew|There are|I see|We have|Here are|I made) the {a} and the {b}(,|:| -) (which|"
+            "which one|which of the two) is {r}?",
+        "Is it the {a} or is it the {b} that('s| is) {r}?",
+        "If {r} wins, (who|which|what) wins(,|:) the {a} or the {b}?",
+        "(Size contest|Contest|Battle|Match)(:|,) {a} (vs|versus|against) {b}, (who|which) is {r}?",
+        "{a} (vs|versus|vs.|against) {b}(:|,| -) (which|who|which one|what) is {r}?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (which|"
+            "which one) is {r}, the {a} or the {b}(.|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) which is "
+            "{r}, the {a} or the {b}.",
+        "Which( one|) of the {a} and the {b} is {r}<in>?",
+        "The {a}, the {b}(:|,| -|...) which( one|) is {r}?",
+        "(What is|Which is|Who is) the {r} of the two(,|:) the {a} or the {b}?",
+        "(The one that is|What is|The thing that is) {r}(:|,| -) the {a} or the {b}?",
+        "Did (i|they|someone|my kid) (draw|make) the {a} or the {b} {r}?",
+        "(Which|Which one) did (i|they|someone) (draw|make) {r}(,|:) the {a} or the {b}?",
+        "One of the {a} and the {b} is {r}(,|:| -) (which|which one|which is it)?",
+        "(Just the name|Only the name|Name it|Give the name)(:|,) which is {r}, the {a} or the {b}?",
+        "Which is {r}, the {a} or the {b}, (in your opinion|do you think|would you say|can you tell)?",
+        "{a} or {b} is {r}( please| sir|)?", "{a}, {b}, which (is |){r}( please|)?",
+        "{r} = (the |){a} or (the |){b}?",
+        "If i (want|need|look for) the one that is {r}, (do i take|should i take|do i pick) the {a} or "
+            "the {b}?",
+        "(What do you think|Your guess|You tell me|Your opinion)(,|:) is the {a} {r} or the {b}?",
+        "Which (is it that is|one would you call|would you say is|one was drawn|was made) {r}(,|:) the "
+            "{a} or the {b}?",
+        "The {a} and the {b}, who('s| is) {r}( of them| of the two|)?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) of the {a} and the {b}, what is {r} is the( ___.|...)",
+        "Put side by side, which is {r}(,|:) the {a} or the {b}?",
     ),
     "more": (
         "Are there (more|more|a greater number of|a larger number of) {a} than {b}<in>?",
@@ -277,6 +543,34 @@ _WORDINGS = {
         "are more {a} than {b}( there|<in>|)?",
         "(If you count them|When you count|Counting them all), are there more {a} than {b}?",
         "is there more {a} than {b}( please| pls|<in>|)?",
+        "Is there a (surplus|majority) of {a} over {b}<in>?", "Are (the |){b} outnumbered by (the |){a}<in>?",
+        "Do (the |){a} (beat|win against|win over|lead over) (the |){b} (in number|by number|by count)<in>?",
+        "Are (the |){a} ahead of (the |){b} (in number|by count|by number)<in>?",
+        "Is it {a} (rather than|and not) {b} that (there are|you see|we have) more of<in>?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) more {a} than {b}(,|:| -) (right|is "
+            "that so|correct|yes or no)?",
+        "(Did they|Did i|Did someone|Did my kid) draw more {a} than {b}<in>?",
+        "If (i|you|we) count (the |){a} and (the |){b}, are there more {a}( than {b}|)?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) there are more {a} than {b}(.|, are there?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "there are more {a} than {b}.",
+        "{a}(,|:) (are there|do you see) more of (them|those) than( of|) {b}<in>?",
+        "(As for|About|Regarding|Speaking of) {a}(:|,) are there more( of them|) than {b}<in>?",
+        "Number of {a} > number of {b}(|: yes or no|, true or false|, right)?",
+        "{b} are fewer than {a}(, right|, correct|, yes or no|: true|)?",
+        "Are there {a} in (greater|larger|higher) number than {b}<in>?",
+        "Is (this|that|the following) (true|right|correct): there are more {a} than {b}?",
+        "Does the (number|count) of {a} (exceed|go over|surpass|top) (the number of {b}|that of {b})<in>?",
+        "(there is|there are|it has|it have) more {a} than {b}( or not| or no| yes|)?",
+        "(Answer yes or no|Just say yes or no|One word, yes or no|Reply yes or no)(:|,) more {a} than {b}?",
+        "Are there more {a} than {b}, (yes or no|yes/no|y/n|what do you think|would you say)?",
+        "(Take|Consider) {a} and {b}(:|,) are there more of the (first than of the second|former than of "
+            "the latter)?",
+        "Would (you|one|i) count more {a} than {b}<in>?",
+        "Can more {a} than {b} be (seen|counted|found)<in>?",
+        "Compare the number of {a} with the number of {b}: is it (larger|higher|greater)?",
+        "Have more {a} been drawn than {b}<in>?", "Is more of {a} than of {b} there<in>?",
     ),
     "either": (
         "(What|Which) (are there|is there|do you see|do we have|can you see|have we got) more of(,|:| "
@@ -302,6 +596,37 @@ _WORDINGS = {
         "(Count|Compare) the {a} and the {b}(.|:) (Which|What) are there more of?",
         "(Say|Name) what there is more of(:|,) {a} or {b}.",
         "what is more( here|),( the|) {a} or( the|) {b}?",
+        "(If we count|By count|By number|Going by number)(:|,) (who|what|which) wins(,|:) {a} or {b}?",
+        "{a} (vs|versus|against) {b}(:|,| -) (which are more|who has more|what is there more of|who wins "
+            "by number|which are there more of)?",
+        "Are {a} or {b} (in the majority|the majority|more numerous|more common|ahead by number)<in>?",
+        "(I drew|They drew|I see|There are|We have) {a} and {b}(,|:| -) (which are there more of|of "
+            "which are there more|which are more)?",
+        "(Did i|Did they|Did someone|Did my kid) draw more {a} or( more|) {b}<in>?",
+        "(Which|What) did (i|they|someone) draw more of(,|:) {a} or {b}?",
+        "Is it {a} or is it {b} that (there are|you see|we have|they drew) more of<in>?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if "
+            "there are more {a} or {b}|which there are more of, {a} or {b})(.|, can you say?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if there "
+            "are more {a} or {b}|which there are more of, {a} or {b}).",
+        "Which of the two(,|:) {a} or {b}, (is there more of|are more numerous|are there more of)?",
+        "The (majority|larger group|bigger number|higher count)(:|, is it| -) {a} or {b}?",
+        "(Which|Who) outnumbers the other(,|:) {a} or {b}<in>?",
+        "{a} or {b}(:|,| -) (majority|who wins by number|which group is larger)?",
+        "(Which|What) has the (higher|larger|greater) (number|count)(,|:) {a} or {b}<in>?",
+        "Is the number of {a} or the number of {b} (higher|larger|greater)<in>?",
+        "(Name|Say|Tell me|Pick|Give me) the (winner by number|majority|larger group|more common)(:|,) "
+            "{a} or {b}.",
+        "(Only|Just) (name them|the name|the kind)(:|,) more {a} or {b}?",
+        "more of {a} or( of|) {b}( please|<in>|)?", "{a}, {b}, which more<in>?",
+        "which (have|has) more( number|)(,|:) {a} or {b}?",
+        "(When|If) you count( them| both|), (do you get|are there|do you find) more {a} or( more|) {b}?",
+        "(Does it|Does the <pic>|Does this) (have|contain|show) more {a} than {b} or more {b} than {a}?",
+        "In a (contest of numbers|race by count|vote by number), who (wins|leads|is ahead)(,|:) {a} or {b}?",
+        "What is it that (there are|you see|we have) more of(,|:) {a} or {b}?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) of {a} and {b}, there are more( ___.|...)",
+        "(Were|Are) more {a} or( more|) {b} (drawn|shown|painted|visible)<in>?",
+        "(As for|About|Regarding|Speaking of) {a} and {b}(:|,) which are there more of?",
     ),
     "equal": (
         "Are there (as many|just as many|exactly as many|equally many) {a} as {b}<in>?",
@@ -324,6 +649,37 @@ _WORDINGS = {
         "If i count the {a} and the {b}, do i get the same number?",
         "(Do we have|Have we got|Does it have) as many {a} as {b}<in>?",
         "(Is|Are) the count of the {a} and the {b} the same<in>?", "are {a} as many as {b}( please|<in>|)?",
+        "Do (the |){a} and (the |){b} (tie|come out even|match) (in number|by number|by count)<in>?",
+        "Is it a tie between (the |){a} and (the |){b}( in number| by count|, counting them)?",
+        "(I drew|They drew|Someone drew|My kid drew|I have drawn) (as many {a} as {b}|the same number of "
+            "{a} and {b})(,|:| -) (right|is that so|correct|yes or no)?",
+        "(Did i|Did they|Did someone|Did my kid) draw (as many {a} as {b}|equally many {a} and {b})<in>?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (if|"
+            "whether) (there are as many {a} as {b}|{a} and {b} are equal in number)(.|, is that so?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (if|whether) "
+            "there are (as many {a} as {b}|equally many {a} and {b}).",
+        "The {a} and the {b}(,|:| -) are they (equally many|equal in number|the same number|as many)<in>?",
+        "Number of {a} = number of {b}(|: yes or no|, true or false|, right)?",
+        "Is the (number of {a} minus the number of {b}|difference in number between {a} and {b}) zero<in>?",
+        "If i pair (up |)the {a} with the {b}, is none left( over|)<in>?",
+        "Can the {a} be paired with the {b} with none left over?",
+        "{a} and {b}(,|:| -) (same number|as many of each|same amount|equally many|a tie by number)(| or "
+            "not|, yes or no)?",
+        "Are there as many {a} as {b}, (yes or no|yes/no|y/n|what do you think|would you say)?",
+        "Is (this|that|the following) (true|right|correct): there are (as many {a} as {b}|equally many "
+            "{a} and {b})?",
+        "(Answer yes or no|Just say yes or no|One word, yes or no|Reply yes or no)(:|,) (as many {a} as "
+            "{b}|same number of {a} and {b})?",
+        "{a} is same number (as|like) {b}( please|)?",
+        "{a} and {b} (is|are) same (number|count|amount|quantity)( or not| or no|<in>|)?",
+        "Is the (count|number|total) the same for {a} and( for|) {b}<in>?",
+        "Would (you|i|one) count (as many {a} as {b}|equally many {a} and {b})<in>?",
+        "Do {a} and {b} (come|appear|occur) in (equal numbers|the same number|equal number)<in>?",
+        "Are {a} and {b} (drawn|shown|represented|present) in (equal numbers|the same number|equal "
+            "number)<in>?",
+        "Is the number of {a} (neither more nor less than|exactly|just) the number of {b}?",
+        "There are {a} and {b}(,|:| -) (equally many|as many of one as of the other|as many of each)?",
+        "Is it as many {a} as {b} that (you see|there are|i drew)<in>?",
     ),
     "word": (
         "(What's|What is|Whats) (written|printed|spelled|spelled out|typed|the text|the word|the "
@@ -356,6 +712,38 @@ _WORDINGS = {
         "(What can you read|What do you read|What is to be read|What can be read|What text is there|"
             "Any idea what it says)<in>?",
         "Read (it|this|that)( to me| please|).",
+        "(I|We|They|Someone) (wrote|printed|typed) (a word|something|one word)(,|:| -) (what is it|which "
+            "word is it|what was it)?",
+        "What (did i|did they|did someone|did my kid) (write|print|type)( there| down|<in>|)?",
+        "(What|Which) word is it that (is written|i wrote|you read|you can read|was printed)<in>?",
+        "(It|The <pic>|This|The word) (says|reads|spells) what?",
+        "There is (a word|text|some writing)<in>(,|:| -) (read it|spell it|tell me what it says)( please|).",
+        "(I can't tell|I don't know|I am not sure|I wonder|I ask myself|No idea|I can't see) (what the "
+            "word is|what is written|which word it is|what it says)<in>(.|, can you read it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (what the "
+            "word is|what is written|which word it is|what it says)<in>.",
+        "(The |)(word|text|writing|printed word) =( ?|)",
+        "(The |)(word|text|writing)(,|:| -) (spell it|read it|say it|type it)( please|).",
+        "(The|These|All the) letters (spell|make|form|make up) (what|which word|what word)<in>?",
+        "(What|Which) word do (the|these) letters (spell|make|form|make up)<in>?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) the word (is|says|reads)( ___.|...)",
+        "(Just the word|Only the word|Word only|One word)(:|,) what (is written|does it say|do you "
+            "read)<in>?",
+        "What (is written|does it say|does the word say), (just the word|only the word|word only|letter "
+            "for letter)(?|.)",
+        "(As for|About|Regarding|Speaking of) the (word|text)(:|,) what (is it|does it say|does it read)?",
+        "(Something|A word|Some text) (is|was|has been) (written|printed)<in>(,|:| -) what( is it| does "
+            "it say|)?",
+        "(Help me|Please help me|Help me to) read (it|the word|what is written|this word)<in>.",
+        "how to read (this|the) word( please|<in>|)?",
+        "what (write|written|is write|it write|it say) (here|there|in <pic>)?",
+        "(Is there|Do you see) (a word|some text|writing)<in>, and (what|if so, what) (does it say|is it)?",
+        "(If|When) you (read|sound out|spell) the (word|text), what (do you get|is it|does it say)?",
+        "(Which|What) word (should|must|do) i (type|write) to copy (it|the text|what is written)?",
+        "(Do|Can|Could) you (see|tell|make out) (what is written|what it says|which word it is)( please|"
+            "<in>|)?",
+        "(What is it|What is that|What's that|What's it) that is (written|printed)<in>?",
+        "What does it say, the (word|text|writing)<in>?",
     ),
     "digit": (
         "(What|Which) (digit|number|numeral) (is|was) (it|this|that|there|written|shown|drawn|"
@@ -383,6 +771,45 @@ _WORDINGS = {
         "From 0 to 9, which (digit|number) (is it|is this|is written)?",
         "(How would you read|How do you read) the (digit|number|numeral)<in>?",
         "what (is|would be) the (digit|number) (drawn|written)( by hand|<in>)?",
+        "(I|We|My kid|They) (wrote|drew|scribbled) a (digit|number)(,|:| -) (what is it|which is it|"
+            "which one was it)?",
+        "(What|Which) (digit|number) is it that (is written|i wrote|you see|was drawn|someone wrote)<in>?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) (what|"
+            "which) (digit|number) (it is|this is|is written|that is)(.|, can you read it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) (what|which) "
+            "(digit|number) (it is|this is|is written).",
+        "(The |)(digit|number|numeral|handwritten digit) =( ?|)",
+        "Is (it|the digit|the number|this) a (1|2|3|4), a (5|7|8|9) or (what|which digit|another one, "
+            "and which)?",
+        "(As a number|As a digit|Just the digit|One digit)(:|,) what (number is it|is the digit|is the "
+            "number|number do you see)<in>?",
+        "What is the (digit|number), (just the digit|only the digit|one digit only|from 0 to 9|as a "
+            "numeral)(?|.)",
+        "The (digit|number|handwritten digit) (is|would be|reads as) (what|which one|what number)?",
+        "(As for|About|Regarding|Speaking of) the (digit|number)(:|,) (what is it|which is it|which one "
+            "is it)?",
+        "(A|One|Some) (digit|number) (is|was|has been) (written|drawn)( by hand|)<in>(,|:| -) (which|"
+            "what is it|which one)?",
+        "(Help me|Please help me|Help me to) read the (digit|number|handwritten digit)<in>.",
+        "(Zero, one, two|0, 1, 2|One, two, three)(...| or what:| or which:) (what|which) (digit|number) "
+            "is (it|written|that)?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) the (digit|number) is( ___.|...)",
+        "(It|This|That) is (which|what) (digit|number|numeral)?",
+        "(If|When) you read the (digit|number), (what is it|what do you get|which one is it)?",
+        "(Do|Can|Could) you (see|tell|say) (what|which) (digit|number) (it is|that is|this is|is "
+            "written)( please|<in>|)?",
+        "how to read (this|the) (digit|number)( please|<in>|)?",
+        "what number (write|is write|it is|written) (here|there)?",
+        "(What|Which) (digit|number) (must|should|do) i (type|press|enter|write) to copy (it|what is "
+            "written)?",
+        "(What|Which) (digit|number) (would you say|do you think) (it|this|that) is?",
+        "(Guess|Work out|Figure out|Make out|See) (what|which) (digit|number) (it is|is written|this is|"
+            "someone wrote)<in>.",
+        "What('s| is) (it|that|this), the (digit|number|handwritten number)?",
+        "The handwriting (says|shows) (which|what) (digit|number)?",
+        "(Digit recognition|Handwriting|OCR|Number recognition)(:|,) (what|which) (digit|number)( is it| "
+            "is this|)?",
+        "Of the (ten digits|digits 0 to 9|ten numerals), which( one|) is (it|written|this)<in>?",
     ),
     "describe": (
         "(Describe|Please describe|Just describe|Now describe|Briefly describe) (the <pic>|this <pic>|"
@@ -410,6 +837,43 @@ _WORDINGS = {
         "What (things|all) (do|can) you see<in>?",
         "(So|And|Now|Well), what do you see( in (the|this) <pic>|)?",
         "what (is there|there is)( to see|<in>)?", "What have (we|you got) here?",
+        "(I|My kid|My son|Someone) drew (this|something|a few things)(,|:| -) (what is it|what do you "
+            "see|what is in it)?",
+        "(I|My kid|My son|Someone) drew (this|something|a few things)(,|:| -) (describe it|tell me what "
+            "you see)( please|).",
+        "What (did i|did they|did my kid|did someone) draw( there| here| in it|)?",
+        "What is it that (you see|is shown|is drawn|one sees|is to be seen)<in>?",
+        "(The <pic>|This <pic>|This|It) (shows|contains|has|depicts) what?",
+        "(I can't see the <pic>|I am blind|I'm blind|I can't look at it|My screen is off)(,|:| -) (what "
+            "is in it|what does it show|what is there)?",
+        "(I can't see the <pic>|I am blind|I can't look at it)(,|:| -) (describe it|tell me what is in "
+            "it)( please| for me|).",
+        "(I want|I'd like|I would like|I need) (you to describe|to know what is in|a summary of|to hear "
+            "about) (the|this) <pic>( please|).",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) what (is in "
+            "the <pic>|the <pic> shows|you see).",
+        "(Everything|All of it|All things)( you see|)(:|,| -) (list it|describe it|name it|tell me)( "
+            "please|).",
+        "(Walk me through|Talk me through|Tell me about|Tell me all about|Go through) (the|this) <pic>( "
+            "please|).",
+        "Put (the <pic>|this <pic>|what you see|it) into words( please| for me|).",
+        "How would you describe (the <pic>|this <pic>|this|it|what you see)( to a friend| to someone who "
+            "can't see it|)?",
+        "If you (had|were) to describe (the|this) <pic>, what would you say?",
+        "Of what does (the|this) <pic> consist?",
+        "What is (the|this) <pic> (made of|made up of|composed of|about|of)?",
+        "What can be (seen|found|made out|recognised)<in>?",
+        "<pic> (description|contents|caption|summary)( please|:| = ?|?)",
+        "(In|On) (the|this) <pic>(,|:) what (is there|do you see|is to be seen|is drawn)?",
+        "(In|On) (the|this) <pic> (there is|you see|we see) what?", "what you (see|can see|are seeing)<in>?",
+        "what (have|has|there is|there are) in (this |the |)<pic>?",
+        "(Be my eyes|Imagine i can't see it|Pretend i can't see it)(:|,) what (is there|do you see|does "
+            "the <pic> show)?",
+        "(Make|Give|Do|Give me) (an inventory|a list) of (everything|all things|all you see|what you "
+            "see)<in>.",
+        "You see what( exactly|, exactly|)<in>?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) what "
+            "(is in the <pic>|the <pic> shows|i am looking at)(.|, can you describe it?|)",
     ),
     "place": (
         "(Where is|Where's|Wheres) the {t}( located| placed| at| to be found| hiding|<in>|)?",
@@ -439,6 +903,36 @@ _WORDINGS = {
         "(Object detection|Detection|Detect|Grounding|Localisation|Localization): (the |){t}",
         "What (are|would be) the (coordinates|box coordinates|bounding box coordinates|bbox "
             "coordinates|corners of the box) of the {t}<in>?",
+        "(I can't find|I lost|I don't see|I need to find|I try to find|I cannot see|Help me find) the "
+            "{t}(,|:| -) where is it( please|<in>|)?",
+        "Where did (i|they|someone|my kid) (draw|put|place) the {t}<in>?", "Where is it, the {t}<in>?",
+        "Where is it that (the {t} is|you see the {t}|the {t} sits|the {t} was drawn)<in>?",
+        "Where (was|is) the {t} (drawn|put|placed|painted|positioned)<in>?",
+        "The {t} (is|sits|lies|can be found|was drawn|is hiding) where<in>?",
+        "(As for|About|Regarding|Speaking of) the {t}(:|,) where (is it|do you see it|does it sit|can i "
+            "find it)<in>?",
+        "(I can't tell|I don't know|I am not sure|I wonder|I was wondering|I ask myself|No idea) where "
+            "the {t} is(.|, can you show me?|, where is it?|)",
+        "(My friend|My teacher|My son|My boss|Somebody) (asks|wants to know|asked|asked me) where the "
+            "{t} is<in>.",
+        "{t} (bbox|box|location|coordinates|position|bounding box) =( ?|)",
+        "(bbox|box|coordinates|location) of (the |){t} =( ?|)",
+        "(Which|What) (box|rectangle|bounding box) (contains|holds|encloses|surrounds|goes around) the "
+            "{t}<in>?",
+        "(In|Inside|Within) (which|what) (box|bounding box) (is|lies|do you see) the {t}?",
+        "(I want|I need|I'd like) (the {t} boxed|the {t} located|a box around the {t}|to know where the "
+            "{t} is)( please|).",
+        "(The|That) {t}(,|:| -) (box it|find it|locate it|mark it|detect it|put a box around it)( please|).",
+        "Somewhere is the {t}(,|:| -) where( exactly| is it|)?",
+        "Around the {t}(,|) (draw|put|place) a (box|bounding box|rectangle)( please|).",
+        "The {t} (should be|must be|has to be|is to be) (boxed|framed|marked with a box|located)( please|).",
+        "(Do|Can|Could) you (see|tell|say|show me) where the {t} is( please|<in>|)?",
+        "If i look for the {t}, where (do|must|should) i look<in>?",
+        "where {t}( is| be| it is|)( please|<in>|)?", "where (can|to) find (the |){t}( please|<in>|)?",
+        "(Within|Between) which coordinates (is|lies) the {t}<in>?",
+        "At (what|which) (place|spot|position|location|coordinates) (is|do you see|can i find) the {t}<in>?",
+        "(Found|Seen|Spotted) the {t}? (Where is it|Where)?",
+        "(Fill in|Complete|Finish)(:|:| the sentence:) the {t} is at( ___.|...)",
     ),
     "places": (
         "(Where are|Where're|Where do you see) (the|all the|all|all of the) {t}( located| placed|<in>|)?",
@@ -751,6 +1245,9 @@ _FIRST = (  # before a question; the last ones only where nothing says yet what 
         "For a test|For a quiz|For a survey|Just checking|Just curious|Out of curiosity)(: |, )",
     "(Be honest|Be exact|Be careful|Think carefully|Think first|Take your time|Don't guess|No "
         "guessing)(: |. |, )",
+    "(Bro|Mate|Dude|Sir|Madam|My friend|Buddy|Guys|Folks|Dear)(,|,|!) ",
+    "(Sorry for my English|My English is not good|I am new to this|I have to ask|Help me out|Stupid question|"
+        "Easy one|Last question|Next one|Test|Riddle|Exercise|Problem|Prompt|Q)(: |: | - )",
     "(Look closely|Look carefully|Look again|Look here|Have a look|Take a close look|See|Look)(: |. |, )",
     "(In|From|Looking at|Based on|According to|Judging by|Going by|Given|Considering|With) (the|this) "
         "<pic>(, |: )",
@@ -767,6 +1264,9 @@ _LAST = (
         "can't see it well.)",
     "?( Be precise.| Be exact.| Don't guess.| Look closely.| Look carefully.| No explanation.| Just "
         "the answer.| Just tell me.)",
+    "(, bro|, mate|, sir|, my friend|, buddy|, dude|, if you can|, if i may ask|, thanks|, thank you)(?|)",
+    "?( Asking for a friend.| My kid wants to know.| It's for school.| I need it for homework.| I can't "
+        "see colours well.| I have no glasses on.| Sorry for my English.| Be quick.| Let me know.)",
 )  # fmt: skip
 _LAST_SHOWN = (
     " in (the|this) <pic>",
@@ -829,6 +1329,9 @@ _FRAMES = (
     "USER: {q}", "Question: {q}\nShort answer:", "<question>{q}</question>", "## Question\n{q}",
     "Answer this question: {q}", "- {q}", "1. {q}", "Answer the following question: {q}",
     "Answer the following question.\n{q}", "**{q}**", "User question: {q}",
+    "Human: {q}\nAssistant:", "User: {q}\nAssistant:", "USER: {q}\nASSISTANT:", "USER: {q} ASSISTANT:",
+    "Instruction: {q}", "### Instruction:\n{q}\n\n### Response:", "Prompt: {q}", "> {q}", "Q. {q}", "Q1: {q}",
+    "{q}\nAnswer:", "{q} Answer:", "{q}\nA:", "VQA: {q}", "Input: {q}\nOutput:", "a) {q}", "* {q}",
 )  # fmt: skip
 _OTHER_WORDS = (  # (how often of all questions, what is replaced, by what)
     (0.2, r"\bcolour", ("color",)),

@@ -125,7 +125,7 @@ def test_places_of_three_things(three):
 def test_what_lies_beside_lies_there(three):
     truth = {"right": "blue square", "below": "red star"}
     rng, seen = random.Random(0), set()
-    for _ in range(500):
+    for _ in range(3000):
         qa = kinds._what_beside(three, rng)
         if qa and qa.question.startswith("What's ") and "the circle" in qa.question:
             side = next((s for s in ("right", "below") if s in qa.question), None)

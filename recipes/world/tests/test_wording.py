@@ -46,8 +46,8 @@ def test_every_kind_has_many_wordings_that_keep_what_is_asked_about(kind):
     for _ in range(2000):
         question = rng.choice(asked)
         made = wording.reword(question, rng)
-        assert nouns(made) == nouns(question), (question, made)
-        assert not re.search(r"[{}()|<>]|  ", made), made
+        assert {*nouns(question)} <= {*nouns(made)}, (question, made)  # "is it a square, a circle or what?"
+        assert not re.search(r"[{}()|]|<[a-z]+>|  ", made), made
         assert len(wording._SHOWN.findall(made)) <= 2, made
         said.add(made)
     assert len(said) >= 450
@@ -61,12 +61,12 @@ def test_the_order_of_two_things_keeps_the_answer(kind):
     for _ in range(1000):
         made = wording.reword(rng.choice(questions(kind)), rng).lower()
         swapped = made.index(first) > made.index(second)
-        opposite = kind == "more" and re.search(r"\b(fewer|less|smaller|lower)\b", made)
+        opposite = kind == "more" and re.search(r"\b(fewer|less|smaller|lower|outnumbered by)\b", made)
         if kind == "more":
             compared = re.search(r"\b(compared|comparison)\b", made)
             assert swapped == bool(opposite) or (compared and swapped), made
         if kind in ("either", "size", "which"):
-            assert not swapped or re.search(r"\b(compared|comparing)\b", made), made
+            assert not swapped or re.search(r"\b(compared|comparing|against|next to)\b", made), made
 
 
 def test_other_questions_come_back_as_they_are():
