@@ -13,6 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from recipes.shapes.dense import box_of
@@ -29,6 +30,12 @@ from shapes.questions import (
     unique_phrases,
 )
 from shapes.world import COLOURS, QA, SHAPES, Scene
+
+
+@dataclass(frozen=True)
+class Computed(QA):
+    """A question of these: whoever is not sure of its answer had better say so (`training.refusal_loss`)."""
+
 
 Asker = Callable[[Scene, random.Random], QA | None]
 _HERE = "(| there| here| in it| in the (picture|image|drawing)| in this (picture|image|drawing))"
@@ -150,7 +157,7 @@ def pose(
     if question.startswith(_ORDERS) and question.endswith("?"):
         question = question[:-1] + rng.choice((".", ".", ""))
     accept = (NUMBER_WORDS[int(answer)],) if answer.isdigit() and len(answer) == 1 else ()
-    return QA(family, capital(question), answer, accept, tuple(things))
+    return Computed(family, capital(question), answer, accept, tuple(things))
 
 
 def _marked(question: str, rng: random.Random) -> str:
@@ -1016,7 +1023,7 @@ def _what_beside(scene: Scene, rng: random.Random) -> QA | None:
             asks_shape = _asks_shape(qa.question)
             if asks_shape and other.kind != "shape":
                 return None
-            return QA("shape", qa.question, other.name) if asks_shape else qa
+            return Computed("shape", qa.question, other.name) if asks_shape else qa
     return None
 
 
@@ -1060,7 +1067,7 @@ def one_of(rng: random.Random, form: str, thing: Thing, **slots) -> QA:
     """A question for one thing: its name alone where a shape is asked for, else its colour too."""
     qa = pose("list", rng, form, name_of(thing), (thing,), **slots)
     if _asks_shape(qa.question):
-        return QA("shape", qa.question, thing.name)
+        return Computed("shape", qa.question, thing.name)
     return qa
 
 
@@ -1142,7 +1149,7 @@ def _corner(scene: Scene, rng: random.Random) -> QA | None:
             f"shape) in the {at}|is there anything drawn in the {at})?"
         )
         qa = pose("absent", rng, form, ABSENT)
-        return QA("exists", qa.question, "no") if qa.question.startswith("Is there") else qa
+        return Computed("exists", qa.question, "no") if qa.question.startswith("Is there") else qa
     if found[0].kind != "shape":
         what = "(what is|what's|what do you see|what is there)"
     more = f"{_WHAT_AT}|{_THING_AT}|{{p}}, (what|which) shape is it" if found[0].kind == "shape" else _WHAT_AT
@@ -1943,7 +1950,7 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"with {{a}}|of the two {noun}s, which has {{a}}|do I find {{a}} in the first or in the second "
             f"{noun})?"
         )
-        return QA(
+        return Computed(
             "compare", capital(say(form, rng, a=with_article(phrase))), answer, (f"the {answer} {noun}",)
         )
     if which < 0.75:
@@ -1966,7 +1973,9 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"first or the "
             f"second {noun} have {sign} {{t}}|compare the {noun}s: which has {sign} {{t}})?"
         )
-        return QA("compare", capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",))
+        return Computed(
+            "compare", capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",)
+        )
     if which < 0.9:
         form = (
             f"(do both {noun}s (have|show|contain) {{a}}|is there {{a}} in both {noun}s|is "
@@ -1979,7 +1988,7 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"can {{a}} be seen in both {noun}s|is {{a}} in the first {noun} and in the second one, too|"
             f"{_SO} is {{a}} in both {noun}s|{{a}}(:|,) in both {noun}s|was {{a}} drawn in both {noun}s)?"
         )
-        return QA("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(all(counts)))
+        return Computed("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(all(counts)))
     form = (
         f"(does (either|any) {noun} (have|show) {{a}}|is there {{a}} in (either|any) of the {noun}s|did I "
         f"draw {{a}} "
@@ -1990,4 +1999,4 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
         f"{noun}|was {{a}} drawn in any {noun}|{_MIND} some {noun} has {{a}}{_TRUE}|is {{a}} anywhere in the "
         f"two {noun}s|{_SO} is {{a}} in any of the {noun}s|{{a}}(:|,) in any of the {noun}s)?"
     )
-    return QA("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(any(counts)))
+    return Computed("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(any(counts)))

@@ -344,9 +344,9 @@ def _of_word(scene: Scene, rng: random.Random) -> list[QA]:
         "how many letters are (they|there in it)|(and |)of how many letters)?"
     )
     start = (
-        "((and |)(what is |)(its|the) first letter|what does it (start|begin) with|which letter comes first)?"
+        "((and |)(what is |)(its|the) first letter|what does it (start|begin) with|which letter is first)?"
     )
-    end = "((and |)(what is |)(its|the) last letter|what does it end with|which letter comes last)?"
+    end = start.replace("first", "last").replace("(start|begin) with", "end with")
     colour = (
         f"((and |)(what is |)(its|the) {_COLOUR}|{_WHAT} {_COLOUR} (is it|does it have|is it (printed|written) "
         f"in)|in {_WHAT} {_COLOUR} is it)?"

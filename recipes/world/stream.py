@@ -24,7 +24,7 @@ from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from recipes.world.json_answers import ask_object, ask_unknown_object
-from recipes.world.kinds import ask_kinds, first_or_second, lean_on
+from recipes.world.kinds import Computed, ask_kinds, first_or_second, lean_on
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
@@ -88,7 +88,8 @@ class WorldStream(ShapesStream):
     With N tiles in all, those of an image after one another, its whole last: pixel_values (N, 3, S, S), dense
     (N, P, DENSE), after the first stage places (N, tokens, 6), see `_places`. And noun_places (B, T, 6),
     `place_of` one thing, or -1: in a question where a noun that names one thing ends, in an answer of the
-    thing, or of the letter of a printed word, that comes next.
+    thing, or of the letter of a printed word, that comes next. And unsure (B, T) bool: where answers begin
+    that may be refused instead, see `training.refusal_loss`.
     """
 
     config: WorldStreamConfig
@@ -409,6 +410,7 @@ class WorldStream(ShapesStream):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = labels
+                row["unsure"][stop - len(answer)] = isinstance(qa, Computed) and qa.answer[0] not in "{["
                 about = qa.scene or scene
                 if about is not None and not blind:
                     self.mark_nouns(row, at, text, at + len(question) - 1, about)
@@ -488,7 +490,8 @@ class WorldStream(ShapesStream):
 
     def blank_row(self, prefix) -> dict[str, np.ndarray]:
         places = np.full((self.config.sequence_length, 6), -1, np.int64)
-        return super().blank_row(prefix) | {"noun_places": places}
+        unsure = np.zeros(self.config.sequence_length, bool)
+        return super().blank_row(prefix) | {"noun_places": places, "unsure": unsure}
 
     def mark_nouns(self, row, at: int, text: str, answer: int, scene: Scene) -> None:
         super().mark_nouns(row, at, text, answer, scene)

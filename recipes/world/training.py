@@ -158,6 +158,20 @@ def number_loss(logits: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
     return -(spread(values, len(numbers), _SPREAD) * known).sum()
 
 
+def refusal_loss(logits: Tensor, targets: Tensor, refusal: int, least: float) -> Tensor:
+    """Summed loss of the first tokens of answers (N, vocabulary) that may be refused instead: the answer is
+    learnt as if there were no refusal, and the refusal is to be the likelier of both where the likeliest
+    answer is right less often than `least`: being refused costs 1 - least if it is right, and answering
+    costs `least` if it is wrong."""
+    logits = logits.float()
+    refused = logits[:, refusal]
+    answers = logits.index_fill(1, torch.tensor([refusal], device=logits.device), -torch.inf)
+    likeliest, said = answers.max(-1)
+    ahead = refused - likeliest
+    costs = torch.where(said == targets, (1 - least) * F.softplus(ahead), least * F.softplus(-ahead))
+    return F.cross_entropy(answers, targets, reduction="sum") + costs.sum()
+
+
 class WorldLoss(ShapesLoss):
     """See `ShapesLoss`; of drawings, in tiles."""
 
@@ -182,12 +196,18 @@ class WorldLoss(ShapesLoss):
         self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
         for head in (self.places, self.noun_places):
             head.watch(model.language_model)
+        self.refusal, self.refuse_below = (
+            tokenizer.encode(" " + NOT_UNDERSTOOD, add_special_tokens=False)[0],
+            config.refuse_below,
+        )
+        self._unsure: Tensor | None = None
         # Neither where the forward pass runs again in the backward pass nor where it is compiled.
         self.keeps = not (config.activation_checkpointing or config.compile)
 
     def forward(
         self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        self._unsure = batch.get("unsure")
         with AttentionOnCPU() if self.keeps else nullcontext():
             return super().forward(batch, vision_only, counts)
 
@@ -207,9 +227,17 @@ class WorldLoss(ShapesLoss):
         """Summed over labelled tokens. Those of one digit are as often a count: they are like any word."""
         head = self.model.language_model.lm_head
         is_number = torch.isin(labels, self.numbers[10:])
-        total = super().of_answers(hidden, labels.masked_fill(is_number, IGNORE_INDEX))
+        apart = is_number
+        if self.refuse_below and self._unsure is not None:
+            apart = is_number | self._unsure
+        total = super().of_answers(hidden, labels.masked_fill(apart, IGNORE_INDEX))
         values = torch.searchsorted(self.numbers[10:], labels[is_number]) + 10
-        return total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
+        total = total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
+        if apart is is_number:
+            return total
+        unsure = apart & ~is_number & (labels != IGNORE_INDEX)
+        logits = head(hidden[:, :-1][unsure[:, 1:]])
+        return total + refusal_loss(logits, labels[unsure], self.refusal, self.refuse_below)
 
     def of_facts(self, batch: dict[str, Tensor], counts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         known, logged = super().of_facts(batch, counts)
