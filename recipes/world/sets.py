@@ -348,8 +348,8 @@ def _of_word(scene: Scene, rng: random.Random) -> list[QA]:
     )
     end = start.replace("first", "last").replace("(start|begin) with", "end with")
     colour = (
-        f"((and |)(what is |)(its|the) {_COLOUR}|{_WHAT} {_COLOUR} (is it|does it have|is it (printed|written) "
-        f"in)|in {_WHAT} {_COLOUR} is it)?"
+        f"((and |)(what is |)(its|the) {_COLOUR}|{_WHAT} {_COLOUR} (is it|has it|is it (printed|written)"
+        f" in)|in {_WHAT} {_COLOUR} is it)?"
     )
     turns = [
         pose("count", rng, letters, str(len(word.name))),
