@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from recipes.shapes.dense import box_of
 from recipes.world.grammar import capital, say, with_article
-from recipes.world.kinds import clear_region, extreme_size, farthest, ground
+from recipes.world.kinds import clear_region, extreme_size, farthest, ground, most_used
 from recipes.world.scene import NOT_UNDERSTOOD
 from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene
@@ -45,7 +45,7 @@ def ask_object(scene: Scene, rng: random.Random) -> QA | None:
         return None
     fields = rng.sample(list(known.values()), min(len(known), rng.choice((1, 2, 2, 3, 3, 4))))
     answer = json.dumps({field.key: field.value for field in fields})
-    if rng.random() < 0.6:
+    if rng.random() < 0.75:
         return QA("json", _question(fields, rng), answer)
     question = say(
         f"({_AS_A_WHOLE}|Describe the (picture|image).|Fill in the form.|What do you see?|Fill this in.)", rng
@@ -257,16 +257,22 @@ def _words(key: str) -> str:
 
 def _meaning(field: Field, rng: random.Random) -> str:
     """What a value is, in the words of its key, which say it; and of what type."""
-    words = re.sub(r"^(num|n|number of|count of|how many) ", "number of ", _words(field.key))
-    words = re.sub(r"^(.+) count$", r"count of \1", words)
+    many = r"^(num|n|nr of|nr|number of|amount of|count of|how many) "
+    words = re.sub(many, "number of ", _words(field.key))
+    words = re.sub(r"^(.+) count$", lambda found: f"count of {_several(found[1])}", words)
     words = re.sub(r"\bbbox\b", "bounding box", words)
     if _SCHEMA.get(field.type) == "boolean":
         words = rng.choice((f"true or false: {words}", f"{words}, true or false", f"{words} (yes = true)"))
     elif rng.random() < 0.3:
         words = f"{words} ({field.type})"
-    elif not words.startswith(("number", "count", "where", "the ")):
+    elif not re.match(r"(number|count|where|the|what|which|all|amount|nr|total|list|how)\b", words):
         words = rng.choice(("the ", "", "")) + words
     return capital(words) if rng.random() < 0.2 else words
+
+
+def _several(words: str) -> str:
+    """The plural of words that may be one already: "red cross", "letters"."""
+    return words if words.endswith("s") and not words.endswith("cross") else plural(words)
 
 
 _SCHEMA = {
@@ -323,11 +329,11 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             one, count = f"{colour} {name}", sum((t.colour, t.name) == (colour, name) for t in shapes)
         if rng.random() < 0.55:
             s = plural(one)
+            bare = () if one.endswith(" shape") else (s, s)  # "red shapes" may be a list of them
             yield make(
                 count,
                 number,
-                s,
-                s,
+                *bare,
                 f"num {s}",
                 f"number of {s}",
                 f"n {s}",
@@ -411,7 +417,8 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
         yield make(
             len(colours), number, f"num {tint}s", f"number of {tint}s", f"{tint} count", f"how many {tint}s"
         )
-        yield make(len(names), number, "num kinds", "number of kinds", "kinds of shapes", "different shapes")
+        kinds_of = ("number of kinds of shapes", "number of different shapes", "num different shapes")
+        yield make(len(names), number, "num kinds", "number of kinds", "num shape kinds", *kinds_of)
         yield make(len(colours) == 1, yes_no, f"same {tint}", f"all same {tint}", f"one {tint}")
     if shapes:
         listed = list(dict.fromkeys(t.colour for t in reading_order(shapes if only_shapes else scene.things)))
@@ -421,10 +428,12 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             )
         if len(shapes) <= _LONGEST:
             in_order = reading_order(shapes)
-            if rng.random() < 0.5:
-                yield make(
-                    [t.name for t in in_order], many, "shape names", "shape types", "kinds", "names of shapes"
-                )
+            which = rng.random()
+            if which < 0.25:
+                yield make([t.name for t in in_order], many, "shape names", "names of shapes")
+            elif which < 0.5:
+                types = list(dict.fromkeys(t.name for t in in_order))
+                yield make(types, many, "shape types", "kinds")
             else:
                 named = "shapes", "shapes", "objects", "list of shapes", "all shapes", "things", "items"
                 yield make([name_of(t) for t in in_order], many, *named)
@@ -481,9 +490,12 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             thing.name,
             rng.choice(("shape", text)),
             f"{thing.colour} shape",
-            f"shape of the {thing.colour} one",
-            f"{thing.colour} thing",
             f"the {thing.colour} shape",
+            *(
+                (f"shape of the {thing.colour} one", f"{thing.colour} thing")
+                if only_shapes
+                else (f"name of the {thing.colour} shape", f"which shape is {thing.colour}")
+            ),
         )
     side = rng.choice(("left", "right", "top", "bottom"))
     found = farthest(scene, shapes, side) if len(shapes) > 1 else None
@@ -491,24 +503,25 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
         ways = {"left": ("leftmost",), "right": ("rightmost",), "top": ("topmost", "highest", "top")}
         said = rng.choice(ways.get(side, ("lowest", "bottom")))
         if rng.random() < 0.6:
-            more = (f"shape furthest {side}", f"furthest {side}") if side in ("left", "right") else ()
-            more += (f"{said} shape name", f"which shape is {said}", f"name of {said} shape")
-            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said, *more)
+            more = (f"{said} shape name", f"which shape is {said}", f"name of {said} shape")
+            more += (f"shape furthest {side}",) if side in ("left", "right") else ()
+            more += (f"furthest {side}",) if side in ("left", "right") and only_shapes else ()
+            more += (said,) if only_shapes else ()
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", *more)
         else:
-            yield make(
-                found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
-            )
+            bare = (f"{said} {tint}",) if only_shapes else ()
+            yield make(found.colour, tint, *bare, f"{said} shape {tint}", f"{tint} of {said} shape")
     biggest = rng.random() < 0.5
     found = extreme_size(shapes, biggest)
     if found:
         said = rng.choice(("biggest", "largest")) if biggest else "smallest"
         if rng.random() < 0.6:
-            more = (f"which is {said}", f"which shape is {said}", f"name of {said} shape", f"shape {said}")
-            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", said, *more)
+            more = (f"which shape is {said}", f"name of {said} shape", f"shape {said}")
+            more += (said, f"which is {said}") if only_shapes else ()
+            yield make(found.name, rng.choice(("shape", text)), f"{said} shape", f"{said} shape", *more)
         else:
-            yield make(
-                found.colour, tint, f"{said} {tint}", f"{said} shape {tint}", f"{tint} of {said} shape"
-            )
+            bare = (f"{said} {tint}",) if only_shapes else ()
+            yield make(found.colour, tint, *bare, f"{said} shape {tint}", f"{tint} of {said} shape")
         said_of_it = rng.choice((found.colour, rng.choice(COLOURS)))
         yield make(
             found.colour == said_of_it,
@@ -516,7 +529,7 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             f"is {said} shape {said_of_it}",
             f"is the {said} shape {said_of_it}",
             f"{said} shape is {said_of_it}",
-            f"{said} is {said_of_it}",
+            *((f"{said} is {said_of_it}",) if only_shapes else ()),
         )
     for kind in kinds:
         thing = next(t for t in scene.things if t.kind == kind)
@@ -530,13 +543,12 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
         if clear_region(thing):
             places = (f"{kind} position", f"where is the {kind}", f"position of {kind}", f"{kind} location")
             yield make(region(thing), text, *places, f"position of the {kind}", f"{kind} place")
-    if len(colours) > 1 and colours.most_common(2)[0][1] > colours.most_common(2)[1][1]:
+    if len(colours) > 1 and (winner := most_used(scene)):
         yield make(
-            colours.most_common(1)[0][0],
+            winner[0],
             tint,
-            f"dominant {tint}",
+            *((f"dominant {tint}", f"main {tint}") if winner[1] else ()),
             f"most common {tint}",
-            f"main {tint}",
             f"most frequent {tint}",
             f"most used {tint}",
             f"{tint} used most",

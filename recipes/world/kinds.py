@@ -62,7 +62,7 @@ _COUNT_OF = (  # {t}: a plural phrase
     f"{_TELL} how many {{t}} (there are|you see|I drew|are there).|how many {{t}} (were|have been) drawn|"
     "how many are (the {t}|they, the {t})|what is it, the number of {t}|{t} are how many|how much {t}|"
     f"{_SO} how many {{t}}|how many {{t}} (can|could) (you|one|I) (count|find|see)|what number of {{t}} "
-    "(is there|do you see|was drawn)|did I draw {t}, and how many|how many is it, {t}|how many {t} it has|"
+    "(is there|do you see|was drawn)|how many {t} did I draw, if any|how many is it, {t}|how many {t} it has|"
     "how many would you say there are, {t}"
 )
 _LIST_OF = (  # {t}: a plural phrase
@@ -293,9 +293,8 @@ def _not(scene: Scene, rng: random.Random) -> QA | None:
         return pose("count", rng, form, str(len(found)))
     if len(found) > 5:
         return None
-    say_it = (lambda t: t.name) if colour and not name else name_of
     form = f"({_WHAT} {verb}|(list|name) (the|all|all the) ({put})|{_the(_LIST_OF, f'({put})')})?"
-    return _listed("list", rng, form, found, say_it)
+    return _listed("list", rng, form, found, name_of)
 
 
 def _exactly(scene: Scene, rng: random.Random) -> QA | None:
@@ -328,11 +327,12 @@ def _exactly(scene: Scene, rng: random.Random) -> QA | None:
             )
             return pose("exists", rng, form, yes_no(count == 1), t=phrase)
         if which < 0.8:
+            several = f"are there several {plural(phrase)}|" if count != 2 else ""  # two may be several
             form = (
                 f"((is there|do you see|can you see) more than (one|1) {{t}}{_HERE}|{drew} more than one "
                 f"{{t}}|"
                 f"more than one {{t}}{_TAG}|{_IF} there is more than one {{t}}.|{plural(phrase)}: more than "
-                f"one|{_MIND} there is more than one {{t}}{_TRUE}|are there several {plural(phrase)}|"
+                f"one|{_MIND} there is more than one {{t}}{_TRUE}|{several}"
                 f"is the number of {plural(phrase)} more than one|more than one {{t}} here|"
                 f"was more than one {{t}} drawn|{plural(phrase)}, are there two or more)?"
             )
@@ -401,18 +401,21 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
     names, colours, _ = tally(scene)
     them = f"all (the |of the |){many}|the {many}( all|)|these {many}( all|)"
     them = f"({them}|they( all|)|all of them|these( all|))" if only_shapes(scene) else f"({them})"
+    these = f"all (the |of the |){many}|the {many}|these {many}"  # where "they" would be "them"
+    these = f"({these}|them|all of them|these)" if only_shapes(scene) else f"({these})"
+    for_all = f"same {_COLOUR} for all|" if only_shapes(scene) else ""
     which = rng.random()
     if which < 0.22:
         form = (
             f"(are {them} (the same|of the same|of one|one) {_COLOUR}|do {them} have the same {_COLOUR}|"
-            f"(have|share) {them} (the same|one) {_COLOUR}|same {_COLOUR} for all|is there (only|just) one "
-            f"{_COLOUR} for {them}|did I (draw|make) {them} in (the same|one) {_COLOUR}|the {many}: all of "
+            f"(have|share) {them} (the same|one) {_COLOUR}|{for_all}is there (only|just) one "
+            f"{_COLOUR} for {these}|did I (draw|make) {these} in (the same|one) {_COLOUR}|the {many}: all of "
             f"one "
             f"{_COLOUR}|were {them} drawn in (the same|one) {_COLOUR}|the {many} are all the same "
             f"{_COLOUR}{_TAG}|"
             f"{_IF} {them} (are the same|have the same|are of one) {_COLOUR}.|one {_COLOUR} for all the "
             f"{many}|"
-            f"is the {_COLOUR} of {them} the same|is it (one and |)the same {_COLOUR} for {them}|"
+            f"is the {_COLOUR} of {these} the same|is it (one and |)the same {_COLOUR} for {these}|"
             f"{_MIND} {them} have the same {_COLOUR}{_TRUE}|the {many} have all same {_COLOUR}{_TAG}|"
             f"does every {many[:-1]} have the same {_COLOUR})?"
         )
@@ -421,7 +424,7 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
         form = (
             f"(are {them} (the same|of the same) (shape|kind|type|form)|do {them} have the same (shape|form)|"
             "(is there|are there) only one (kind|type|sort) of shape|same shape for all|"
-            f"did I draw (only|just) one kind of shape|the {many}: all of one kind|is the shape of {them} "
+            f"did I draw (only|just) one kind of shape|the {many}: all of one kind|is the shape of {these} "
             f"the "
             f"same|{_IF} {them} are of (one|the same) kind.|one kind of shape only{_TAG}|"
             f"the {many} are all of the same kind{_TAG}|were {them} drawn as the same shape|"
@@ -432,23 +435,30 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
     if which < 0.5:
         form = (
             f"(do {them} have (different|a different) {_COLOUR}s|are {them} (differently "
-            f"coloured|of different {_COLOUR}s)|did I (use|take) different {_COLOUR}s for {them}|"
+            f"coloured|of different {_COLOUR}s)|did I (use|take) different {_COLOUR}s for {these}|"
             f"were {them} drawn in different {_COLOUR}s|{_IF} {them} have different {_COLOUR}s.|"
             f"the {many} are of different {_COLOUR}s{_TAG}|the {many}: different {_COLOUR}s|"
-            f"different {_COLOUR}s for {them}|{_MIND} {them} have different {_COLOUR}s{_TRUE})?"
+            f"different {_COLOUR}s for {these}|{_MIND} {them} have different {_COLOUR}s{_TRUE})?"
         )
         if 1 < len(colours) < len(shapes):
             return None  # some are alike, some are not
         return pose("exists", rng, form, yes_no(len(colours) > 1))
     if which < 0.6:
+        twice = "more than once" if max(colours.values()) > 2 else "(twice|more than once)"
+        bare = (
+            f"is any {_COLOUR} (there|used) {twice}|did I use (any|a) {_COLOUR} {twice}|"
+            f"was (a|any) {_COLOUR} used {twice}|does (any|a) {_COLOUR} "
+            f"(repeat|come {twice}|appear more than once)|"
+            f"same {_COLOUR} {twice}{_TAG}|"
+        )
+        bare = bare if only_shapes(scene) else ""  # else a word's colour may be meant, too
         form = (
             f"((are there|do you see) (two|any two|any) {many} (of|with|that have) the same {_COLOUR}|"
-            f"do (any|any two|two) {many} (have|share) (the same|a) {_COLOUR}|is any "
-            f"{_COLOUR} (there|used) twice|did I use (any|a) {_COLOUR} (twice|more than once)|was (a|any) "
-            f"{_COLOUR} used (twice|more than once)|two {many} of (one|the same) {_COLOUR}{_TAG}|"
-            f"{_IF} (two|any two) {many} have the same {_COLOUR}.|does (any|a) {_COLOUR} (repeat|come twice|"
-            f"appear more than once)|are there {many} that (share a|have the same) {_COLOUR}|"
-            f"{_MIND} two {many} have the same {_COLOUR}{_TRUE}|same {_COLOUR} twice{_TAG})?"
+            f"do (any|any two|two) {many} (have the same|share a) {_COLOUR}|{bare}"
+            f"two {many} of (one|the same) {_COLOUR}{_TAG}|"
+            f"{_IF} (two|any two) {many} have the same {_COLOUR}.|"
+            f"are there {many} that (share a|have the same) {_COLOUR}|"
+            f"{_MIND} two {many} have the same {_COLOUR}{_TRUE})?"
         )
         return pose("exists", rng, form, yes_no(len(colours) < len(shapes)))
     if which < 0.8:
@@ -487,7 +497,7 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
     if rng.random() < 0.5:
         form = (
             f"(are {them} {{c}}|is every {many[:-1]} {{c}}|is each {many[:-1]} {{c}}|are {them} {{c}} ones|"
-            f"did I draw {them} in {{c}}|is {{c}} the {_COLOUR} of {them}|is {{c}} the {_COLOUR} of every "
+            f"did I draw {these} in {{c}}|is {{c}} the {_COLOUR} of {these}|is {{c}} the {_COLOUR} of every "
             f"{many[:-1]}|{_IF} {them} are {{c}}.|every {many[:-1]} is {{c}}{_TAG}|were {them} drawn in "
             f"{{c}}|"
             f"{_MIND} {them} are {{c}}{_TRUE}|does every {many[:-1]} have the {_COLOUR} {{c}}|{many}: all "
@@ -539,7 +549,7 @@ def _same_as(scene: Scene, rng: random.Random) -> QA | None:
         return pose("exists", rng, form, yes_no(one.colour == two.colour), a=one.name, b=two.name)
     form = (
         f"({_WHAT} (other |)shape (has|shares) the (same |){_COLOUR} (of|as) the {{a}}|"
-        f"{_WHAT} (shape |)is the same {_COLOUR} as the {{a}}|"
+        f"which (other |)shape is the same {_COLOUR} as the {{a}}|"
         f"{_WHAT} other shape is as {one.colour} as the {{a}}|{_TELL} (what|which) other shape has the "
         f"{_COLOUR} "
         f"of the {{a}}.|the {{a}} has the same {_COLOUR} as which (other |)shape|apart from the {{a}}, "
@@ -604,6 +614,23 @@ def _which_are(scene: Scene, rng: random.Random) -> QA | None:
     return pose("list", rng, form, ", ".join(said), t=plural(name))
 
 
+def most_used(scene: Scene) -> tuple[str, bool] | None:
+    """The colour that most shapes have, clearly and also where words and digits count; and whether those
+    shapes are the largest area, too."""
+    of_shapes = Counter(t.colour for t in scene.shapes()).most_common(2)
+    of_all = Counter(t.colour for t in scene.things).most_common(2)
+    for most in (of_shapes, of_all):
+        if not most or (len(most) > 1 and most[0][1] == most[1][1]):
+            return None
+    colour = of_shapes[0][0]
+    if of_all[0][0] != colour:
+        return None
+    area: Counter[str] = Counter()
+    for thing in scene.shapes():
+        area[thing.colour] += thing.size**2
+    return colour, all(area[colour] > area[other] for other in area if other != colour)
+
+
 def _colours(scene: Scene, rng: random.Random) -> QA | None:
     """How many colours there are, and which; which is the most frequent."""
     shapes, (_, many) = scene.shapes(), nouns_for(scene, rng)
@@ -656,10 +683,12 @@ def _colours(scene: Scene, rng: random.Random) -> QA | None:
         return pose("list", rng, form, ", ".join(said))
     most = counts.most_common(2)
     kinds = Counter(t.name for t in shapes).most_common(2)
-    if which < 0.87 and len(most) > 1 and most[0][1] > most[1][1]:
+    if which < 0.87 and len(most) > 1 and (winner := most_used(scene)):
+        chief = "|dominant" if winner[1] else ""
+        main = "|dominant|main" if winner[1] else ""
         form = (
-            f"({_WHAT} {_COLOUR} is (the |)(most common|most frequent|dominant|used most)|"
-            f"(what is|what's) the (most common|most frequent|dominant|main) {_COLOUR}|"
+            f"({_WHAT} {_COLOUR} is (the |)(most common|most frequent{chief}|used most)|"
+            f"(what is|what's) the (most common|most frequent{main}) {_COLOUR}|"
             f"{_WHAT} {_COLOUR} (appears|occurs|is used|do you see) (most|most often|the "
             f"most)|most common {_COLOUR}|what {_COLOUR} did I use (most|most often)|most used {_COLOUR}|"
             f"{_TELL} (what|which) {_COLOUR} is (used most|the most common).|most common {_COLOUR} =|"
@@ -670,7 +699,7 @@ def _colours(scene: Scene, rng: random.Random) -> QA | None:
             f"what is it, the most frequent {_COLOUR}|"
             f"which {_COLOUR} has the most shapes|which {_COLOUR} wins, by number of shapes)?"
         )
-        return pose("colour", rng, form, most[0][0])
+        return pose("colour", rng, form, winner[0])
     if len(kinds) > 1 and kinds[0][1] > kinds[1][1]:
         form = (
             f"({_WHAT} shape is (the |)(most common|most frequent)|(what is|what's) the "
@@ -741,14 +770,21 @@ def _empty(scene: Scene, thing: Thing, side: str) -> bool:
     return all(sign * apart(t, thing, scene)[axis] < 0.04 for t in scene.things if t is not thing)
 
 
-def _next_to(scene: Scene, thing: Thing) -> Thing | None:
-    """The clearly nearest thing."""
+def _next_to(scene: Scene, thing: Thing, clearly: float = 1.2) -> Thing | None:
+    """The clearly nearest thing: any other is so many times as far."""
     others = [t for t in scene.things if t is not thing]
     ranked = sorted((math.hypot(*apart(t, thing, scene)), i) for i, t in enumerate(others))
     gaps = sorted((_gap(scene, thing, t), i) for i, t in enumerate(others))
-    if not ranked or ranked[0][1] != gaps[0][1] or (len(ranked) > 1 and ranked[1][0] < 1.2 * ranked[0][0]):
+    if not ranked or ranked[0][1] != gaps[0][1]:
+        return None
+    if len(ranked) > 1 and ranked[1][0] < clearly * ranked[0][0]:
         return None
     return others[ranked[0][1]]
+
+
+def _close(scene: Scene, one: Thing, two: Thing) -> bool:
+    """Whether two is not only nearest to one, but near it, and nothing else is."""
+    return _next_to(scene, one, 1.6) is two and _gap(scene, one, two) < 0.15
 
 
 def _gap(scene: Scene, one: Thing, two: Thing) -> float:
@@ -909,7 +945,8 @@ def referents(scene: Scene, rng: random.Random) -> Iterator[tuple[Thing, str]]:
             yield near, f"the {noun} {say(_PUT[side], rng, b='the ' + rng.choice(phrases))}"
         nearest = _next_to(scene, thing)
         if nearest is not None and nearest.kind == "shape":
-            put = rng.choice(("nearest to", "closest to", "next to", "beside", "nearest"))
+            close = ("next to", "beside") if _close(scene, thing, nearest) else ()
+            put = rng.choice(("nearest to", "closest to", "nearest", *close))
             yield nearest, f"the {noun} {put} the {rng.choice(phrases)}"
     if found_between := _between(scene, rng):
         a, thing, b = found_between
@@ -1010,11 +1047,14 @@ def _what_beside(scene: Scene, rng: random.Random) -> QA | None:
             return pose("absent", rng, form, ABSENT, b=phrase)
         if other := _beside(scene, thing, side, scene.things):
             of_it = _PUT[side].replace("{b}", "it")
+            axis, sign = _SIDES[side]
+            there = [t for t in scene.things if sign * apart(t, thing, scene)[axis] > 0 and t is not thing]
+            alone = len(there) == 1  # else "the thing above it" may mean another
+            at = f"{_WHAT_AT}|{_THING_AT}" if alone else _WHAT_AT
             form = (
-                f"({what} {_PUT[side]}|{what} {_PUT[side]}|((name|tell me) (what is|what's|the thing) "
-                f"{_PUT[side]}|"
-                f"{_WHAT} shape is {_PUT[side]}|"
-                f"{_the(f'{_WHAT_AT}|{_THING_AT}', _PUT[side], '{p}')}|"
+                f"({what} {_PUT[side]}|{what} {_PUT[side]}|((name|tell me) (what is|what's"
+                f"{'|the thing' if alone else ''}) {_PUT[side]}|{_WHAT} shape is {_PUT[side]}|"
+                f"{_the(at, _PUT[side], '{p}')}|"
                 f"{_PUT[side]}(:|,) (what|which) shape (is it|is there)|{_TELL} (what|which) shape is "
                 f"{_PUT[side]}.|{_WHAT} shape did I draw {_PUT[side]}|"
                 f"{{b}}(:|,| -) what is {of_it}|{{b}} has what {of_it}|look at {{b}}. What is {of_it}))?"
@@ -1050,15 +1090,19 @@ def _near_or_between(scene: Scene, rng: random.Random) -> QA | None:
     thing, phrases, near = rng.choice(known)
     if near.kind != "shape":
         what = "(what is|what's|what do you see|what lies)"
-    put = "(nearest to|closest to|nearest|next to|beside|right next to|near|close to) the {b}"
+    close = _close(scene, thing, near)
+    beside = "|next to|beside|right next to|near|close to" if close else ""
+    put = f"(nearest to|closest to|nearest{beside}) the {{b}}"
     more = f"{_WHAT_AT}|{_THING_AT}|{{p}}, (what|which) shape is it" if near.kind == "shape" else _WHAT_AT
+    its = (
+        "|the {b}(:|,| -) what is next to it|the {b} has what (next to|beside) it|what does the {b} have "
+        "(next to|beside) it|what is the neighbour of the {b}|the {b}'s neighbour is what|"
+        "look at the {b}. What is next to it"
+    )
     form = (
-        f"({what} {put}|({_the(more, put, '{p}')}|the {{b}}(:|,| -) what is (nearest|closest|"
-        f"next) to it|"
-        "the {b} has what (next to|beside) it|what does the {b} have (next to|beside) it|what is the "
-        "neighbour "
-        "of the {b}|the {b}'s (nearest |)neighbour is what|look at the {b}. What is (next to|closest to) "
-        "it))?"
+        f"({what} {put}|({_the(more, put, '{p}')}|the {{b}}(:|,| -) what is (nearest|closest) to it|"
+        "what is the nearest neighbour of the {b}|the {b}'s nearest neighbour is what|"
+        f"look at the {{b}}. What is closest to it{its if close else ''}))?"
     )
     return one_of(rng, form, near, b=rng.choice(phrases))
 
@@ -1083,10 +1127,15 @@ def _corner(scene: Scene, rng: random.Random) -> QA | None:
             said = place if rng.random() < 0.5 else rng.choice([c for c in _CORNER_WORDS if c != "middle"])
             if said not in _CORNER_WORDS:
                 return None
+            if said in _CORNERS and place != said and set(place.split()) & set(said.split()):
+                right, low = _CORNERS[said]
+                if (thing.x > 0.5) == bool(right) and (thing.y > 0.5) == bool(low):
+                    return None  # at the top, and left of the middle: a person may call it top left
+            phrase = rng.choice(phrases)
             at = _CORNER_WORDS[said]
             form = (
                 f"(is the {{t}} in the {_CORNER_WORDS[said]}|can the {{t}} be found in the "
-                f"{_CORNER_WORDS[said]}|is there a {{t}} in the {_CORNER_WORDS[said]}|did I (draw|put) the "
+                f"{_CORNER_WORDS[said]}|is there {{a}} in the {_CORNER_WORDS[said]}|did I (draw|put) the "
                 f"{{t}} "
                 f"in the {at}|the {{t}}(:|,| -) {at}{_TAG}|the {{t}} is in the {at}{_TAG}|{_IF} the {{t}} "
                 f"is in "
@@ -1097,7 +1146,7 @@ def _corner(scene: Scene, rng: random.Random) -> QA | None:
                 f"position of the {{t}} = {at}|is what you see in the {at} the {{t}}|{_SO} is the {{t}} in "
                 f"the {at})?"
             )
-            return pose("exists", rng, form, yes_no(said == place), t=rng.choice(phrases))
+            return pose("exists", rng, form, yes_no(said == place), t=phrase, a=with_article(phrase))
         form = (
             "(in (which|what) (part|area|region) of the (picture|image|drawing) is the {t}|"
             "(which|what) (part|area) of the (picture|image) (is the {t} in|has the {t})|"
@@ -1297,33 +1346,35 @@ def _extreme(scene: Scene, rng: random.Random) -> QA | None:
         if not alone:
             return None
         thing, phrases = rng.choice(alone)
-        most = f"the {_BEFORE_NOUN[side]} {noun}"
-        form = (
-            f"(is the {{t}} (the {_BEFORE_NOUN[side]} {noun}|the {_BEFORE_NOUN[side]} one|{{s}})|is the "
-            f"{{t}} {most}|"
-            f"is {most} the {{t}}|the {{t}} is {most}{_TAG}|the {{t}}(:|,) {_BEFORE_NOUN[side]} or not|is "
-            f"it the "
-            f"{{t}} that is {{s}}|{_IF} the {{t}} is {most}.|{_MIND} the {{t}} is {most}{_TRUE}|{most} = "
-            f"the {{t}}|"
-            f"did I draw the {{t}} as {most}|does the {{t}} lie {{s}}|{most}: is it the {{t}}|was the "
-            f"{{t}} drawn "
-            f"{{s}}|of all the {noun}s, is the {{t}} the {_BEFORE_NOUN[side]}|{_SO} is the {{t}} {most}|"
-            f"has the {{t}} been drawn as {most})?"
+        before, most = _BEFORE_NOUN[side], f"the {_BEFORE_NOUN[side]} {noun}"
+        bare = (
+            f"is the {{t}} (the {before} one|{{s}})|the {{t}}(:|,) {before} or not|is it the {{t}} that is "
+            "{s}|does the {t} lie {s}|was the {t} drawn {s}|"
         )
-        lies = rng.choice(_EXTREMES[side].split("|"))
+        bare = bare if only_shapes(scene) else ""  # else it may be meant of words, too
+        form = (
+            f"({bare}is the {{t}} {most}|is the {{t}} {most}|is {most} the {{t}}|the {{t}} is {most}{_TAG}|"
+            f"{_IF} the {{t}} is {most}.|{_MIND} the {{t}} is {most}{_TRUE}|{most} = the {{t}}|"
+            f"did I draw the {{t}} as {most}|{most}: is it the {{t}}|is it the {{t}} that is {most}|"
+            f"of all the {noun}s, is the {{t}} the {before}|{_SO} is the {{t}} {most}|"
+            f"has the {{t}} been drawn as {most}|the {{t}}(:|,) {most} or not|was the {{t}} drawn as {most})?"
+        )
+        said = [w for w in _EXTREMES[side].split("|") if not w.startswith(("on ", "at ", "closest"))]
+        lies = rng.choice(said)
         return pose("exists", rng, form, yes_no(thing is found), t=rng.choice(phrases), s=lies)
     lies = rng.choice(_EXTREMES[side].split("|"))
     ones = "|one |of them |" if only_shapes(scene) else ""
+    bare = "what did I draw {s}|{s}(:|,) what is it|" if only_shapes(scene) else ""
     most = f"the {_BEFORE_NOUN[side]} {noun}"
     the = "" if lies.startswith(("on ", "at ", "closest")) else rng.choice(("", "the "))
     form = (
         f"({_WHAT} ({noun} {ones}|of the {noun}s )(is|lies) {{s}}|"
         f"{_WHAT} is the {_BEFORE_NOUN[side]} {noun}|(name|tell me) the "
-        f"{_BEFORE_NOUN[side]} {noun}|{_WHAT} {noun} (do you see|comes) {{s}}|{{s}}(:|,) (what|which "
-        f"{noun}) is "
+        f"{_BEFORE_NOUN[side]} {noun}|{_WHAT} {noun} (do you see|comes) {{s}}|{{s}}(:|,) which "
+        f"{noun} is "
         f"it|{most}(:|,| -) what is it|{most} is (what|which one)|{_TELL} what {most} is.|{_TELL} which "
         f"{noun} is "
-        f"{{s}}.|what did I draw {{s}}|which {noun} did I (draw|put) {{s}}|{most} =|which {noun} was drawn "
+        f"{{s}}.|{bare}which {noun} did I (draw|put) {{s}}|{most} =|which {noun} was drawn "
         f"{{s}}|"
         f"of all the {noun}s, which is {{s}}|(identify|report|give) {most}.|which {noun} is it that is {{s}}|"
         f"what is it, {most}|{_SO} which {noun} is {{s}}|which is {{s}} of the {noun}s|look at {most}. "
@@ -1382,19 +1433,22 @@ def _size_of_kind(scene: Scene, rng: random.Random) -> QA | None:
         thing, phrases = rng.choice(
             [one for one in alone if one[0] is found] or alone if rng.random() < 0.5 else alone
         )
+        than = "bigger" if biggest else "smaller"
+        bare = (
+            f"is the {{t}} the {most}( one|)|is the {{t}} the {most} of (all|them)|the {{t}}(:|,) {most} of "
+            f"all{_TAG}|is it the {{t}} that is (the |){most}|{_IF} the {{t}} is the {most}.|did I "
+            f"(draw|make) the {{t}} the {most}|was the {{t}} drawn (the |){most}|"
+        )
+        bare = bare if only_shapes(scene) else ""  # else it may be meant of words, too
         form = (
-            f"(is the {{t}} the {most}( {noun}| one|)|is the {{t}} the {most} of (all|all {noun}s|them)|"
+            f"({bare}is the {{t}} the {most} {noun}|is the {{t}} the {most} of all {noun}s|"
             f"is the {most} {noun} the {{t}}|the {{t}} is the {most} {noun}{_TAG}|the {{t}}(:|,) {most} of "
-            f"all{_TAG}|"
-            f"is it the {{t}} that is (the |){most}|{_IF} the {{t}} is the {most}( {noun}|).|{_MIND} the "
-            f"{{t}} is the "
-            f"{most} {noun}{_TRUE}|{most} {noun} = the {{t}}|did I (draw|make) the {{t}} the {most}( "
-            f"{noun}|)|"
-            f"was the {{t}} drawn (the |){most}|of all the {noun}s, is the {{t}} the {most}|is no {noun} "
-            f"{'bigger' if biggest else 'smaller'} than the {{t}}|{most} {noun}: is it the {{t}}|{_SO} is "
-            f"the {{t}} "
-            f"the {most} {noun}|is the {{t}} {'bigger' if biggest else 'smaller'} than all (the |)other "
-            f"{noun}s)?"
+            f"all {noun}s{_TAG}|is it the {{t}} that is the {most} {noun}|{_IF} the {{t}} is the {most} "
+            f"{noun}.|{_MIND} the {{t}} is the {most} {noun}{_TRUE}|{most} {noun} = the {{t}}|"
+            f"did I (draw|make) the {{t}} the {most} {noun}|was the {{t}} drawn as the {most} {noun}|"
+            f"of all the {noun}s, is the {{t}} the {most}|is no {noun} {than} than the {{t}}|"
+            f"{most} {noun}: is it the {{t}}|{_SO} is the {{t}} the {most} {noun}|"
+            f"is the {{t}} {than} than all (the |)other {noun}s)?"
         )
         return pose("exists", rng, form, yes_no(thing is found), t=rng.choice(phrases))
     form = (
@@ -1630,7 +1684,7 @@ def lean_on(scene: Scene, rng: random.Random) -> list[QA]:
 
 
 _AND = (
-    "(and|and|what about|how about|and what about|now|also|and for|same for|ok, and|then|the same for|"
+    "(and|and|what about|how about|and what about|now|and for|same for|ok, and|then|the same for|"
     "what of|and now|same question for|now for|next:|plus|ok now|and how about|and with|repeat for)"
 )
 _ALSO = "(and|and|what about|how about|and what about|ok, and|and how about|or maybe|or|or else)"
@@ -1646,7 +1700,8 @@ def _and_the(scene: Scene, rng: random.Random) -> list[QA]:
             f"({_WHAT} {_COLOUR} is the {{t}}|{_WHAT} {_COLOUR} is the {{t}}|{_the(_COLOUR_OF, 'the {t}')})?"
         )
         if rng.random() < 0.3:
-            alone = [(f"{t.colour} (one|shape)", t.name) for t in scene.shapes() if colours[t.colour] == 1]
+            noun = "(one|shape)" if only_shapes(scene) else "shape"
+            alone = [(f"{t.colour} {noun}", t.name) for t in scene.shapes() if colours[t.colour] == 1]
             family = "shape"
             form = f"({_WHAT} shape is the {{t}}|what is the {{t}}|{_the(_SHAPE_OF, 'the {t}')})?"
         else:
@@ -1666,7 +1721,7 @@ def _and_the(scene: Scene, rng: random.Random) -> list[QA]:
     return [
         first,
         *(
-            pose(family, rng, f"({_AND} {the}{{t}}|{the}{{t}}|{the}{{t}}, too|{the}{{t}} then)?", answer, t=t)
+            pose(family, rng, f"({_AND} {the}{{t}}|{the}{{t}}|{the}{{t}} then)?", answer, t=t)
             for t, (_, answer) in zip(said[1:], picked[1:])
         ),
     ]
@@ -1695,7 +1750,7 @@ def _and_a(scene: Scene, rng: random.Random) -> list[QA]:
                 "exists",
                 rng,
                 (
-                    f"(({_AND}|{_ALSO}|{_ALSO}|is there also|is there|did I also draw|have we got|or is "
+                    f"(({_AND}|also|{_ALSO}|{_ALSO}|is there also|is there|did I also draw|have we got|or is "
                     f"there) {{t}}|"
                     f"{{t}}, too|{{t}}, maybe|{{t}} then|and is {{t}} there|and {_IF} there is {{t}}.)?"
                 ),
@@ -1806,7 +1861,7 @@ def _other_one(scene: Scene, rng: random.Random) -> list[QA]:
             rng,
             (
                 f"({_AND} the other( one| {{t}}|)|{_WHAT} {_COLOUR} is the other( one| {{t}}|)|the other one|"
-                f"the other {{t}}, too|the second one|and the second {{t}}|and that of the other( one|)|"
+                f"the second one|and the second {{t}}|and that of the other( one|)|"
                 f"{_the(_COLOUR_OF, 'the other (one|{t})')})?"
             ),
             other.colour,

@@ -62,11 +62,13 @@ def _both(scene: Scene, rng: random.Random) -> QA | None:
         return None
     one, ones, two, twos = pair
     a, b = (with_article(one), with_article(two)) if rng.random() < 0.6 else (plural(one), plural(two))
-    is_there = "(is there|do you see|can you see|can you find|does it have|has it got|does it show)"
+    sees = is_there = "(is there|do you see|can you see|can you find|does it have|has it got|does it show)"
     if a == plural(one):
         is_there = is_there.replace("is there", "are there")
     which = rng.random()
     if which < 0.45:
+        if ones and twos and len({id(t) for t in (*ones, *twos)}) < 2:
+            return None  # one thing is both
         form = (
             f"({is_there} {{a}} and {{b}}{_HERE}|{is_there} both {{a}} and {{b}}{_HERE}|"
             f"{is_there} {{a}} as well as {{b}}{_HERE}|(are|is) both {{a}} and {{b}}( there| present| shown)|"
@@ -79,12 +81,13 @@ def _both(scene: Scene, rng: random.Random) -> QA | None:
     if which < 0.9:
         form = (
             f"({is_there} {{a}} or {{b}}{_HERE}|{is_there} either {{a}} or {{b}}{_HERE}|"
-            f"{is_there} (at least one|even one) (of them, |){{a}} or {{b}}|any {{c}} or {{d}}{_HERE}|"
+            f"{sees} ((at least|even) one {{e}} or {{f}}|at least one of them, {{a}} or {{b}})|"
+            f"any {{c}} or {{d}}{_HERE}|"
             f"(are there|do you see|can you see|does it have) any {{c}} or( any|) {{d}}{_HERE}|"
             f"does the {_PICTURE} (show|contain|have|include) {{a}} or {{b}}|{{c}} or {{d}}, any of "
             f"them{_HERE}|"
             f"did (i|they|someone) draw (any {{c}} or {{d}}|{{a}} or {{b}})|"
-            f"(is|are) there (at least|) one {{e}} or {{f}}{_HERE})(?|?|, yes or no?)"
+            f"is there (at least |)one {{e}} or {{f}}{_HERE})(?|?|, yes or no?)"
         )
         slots = {"c": plural(one), "d": plural(two), "e": one, "f": two}
         return pose("exists", rng, form, yes_no(bool(ones or twos)), a=a, b=b, **slots)
@@ -111,9 +114,11 @@ def _any_other(scene: Scene, rng: random.Random) -> QA | None:
     so = said if by_colour else with_article(said)
     sees = "(is there|do you see|can you see|can you find|does it have)"
     form = (
-        f"({sees} (any|a|one|at least one|some) {noun} (that is not|that isn't|which is not|which isn't) "
+        f"({sees} (any {noun}|{with_article(noun)}|one {noun}|at least one {noun}|some {noun}) "
+        f"(that is not|that isn't|which is not|which isn't) "
         f"{so}{_HERE}|is any{thing} not {so}{_HERE}|are there (any |){many} (that are not|that "
-        f"aren't|which aren't) {said if by_colour else plural(said)}|{sees} (any|a|some) {noun} (of another|"
+        f"aren't|which aren't) {said if by_colour else plural(said)}|{sees} (any {noun}|"
+        f"{with_article(noun)}|some {noun}) (of another|"
         f"of a different|in another|with a different) {kind} than "
         f"{said if by_colour else 'the ' + plural(said)}"
         f"|(any|are there any|are there) {many} (besides|other than|apart from|except|beside) "
@@ -141,10 +146,10 @@ def _fewer(scene: Scene, rng: random.Random) -> QA | None:
     least = min(one, two, key=lambda kind: counts[kind])
     answer = least if fewer else one if least == two else two
     sign, less = ("(fewer|fewer|less)", "(rarer|less common|less frequent|fewer|less)")
-    often, group = "(less often|least often|less|the least)", "(smaller|fewer|less numerous)"
+    often, group = "(less often|least often|less|the least)", "less numerous"
     if not fewer:
         sign, less = "more", "(more common|more frequent|more|more numerous)"
-        often, group = "(more often|most often|more|the most)", "(bigger|larger|more numerous)"
+        often, group = "(more often|most often|more|the most)", "more numerous"
     form = (
         f"({_WHAT} (are there|do you see|do we have|is there|can you see) {sign} of(,|:| here,) "
         f"{{a}} or {{b}}|"
@@ -155,7 +160,7 @@ def _fewer(scene: Scene, rng: random.Random) -> QA | None:
         f"(,|:|{_HERE},) {{a}} or {{b}}|(between|of|comparing|among) (the |){{a}} and (the |){{b}}, {_WHAT} "
         f"(are there {sign} of|are {less}|is {less})|{_WHAT} (appears|occurs|was drawn|do you see) {often}, "
         f"{{a}} or {{b}}|(say|name|tell me) (what|which) there (is|are) {sign} of(:|,) {{a}} or {{b}}|"
-        f"{_WHAT} (group|kind|set) is {group}(,|:) (the |){{a}} or (the |){{b}})?"
+        f"which (group|set) is {group}(,|:) (the |){{a}} or (the |){{b}})?"
     )
     noun = plural if by_name else "{} shapes".format
     said = plural(answer) if by_name else answer
@@ -229,10 +234,11 @@ def _row(scene: Scene, rng: random.Random) -> QA | None:
     if not rows or not only_shapes(scene):
         return None
     noun = "(row|row|line)" if axis else "column"
-    i = rng.randrange(len(rows))
-    names = [("(top|upper|first|topmost)", "(left|first|leftmost|left-hand)")[1 - axis]] if i == 0 else []
+    i = rng.choice([i for i, row in enumerate(rows) if len(row) > 1])
+    upper, lower = ("|upper", "|lower") if len(rows) == 2 else ("", "")
+    names = [(f"(top{upper}|first|topmost)", "(left|first|leftmost|left-hand)")[1 - axis]] if i == 0 else []
     if i == len(rows) - 1:
-        names.append(("(bottom|lower|last|lowest)", "(right|last|rightmost|right-hand)")[1 - axis])
+        names.append((f"(bottom{lower}|last|lowest)", "(right|last|rightmost|right-hand)")[1 - axis])
     names += [_ORDER[i - 1][0]] * (i > 0)
     names += ["middle"] if len(rows) == 3 and i == 1 else []
     row = f"{rng.choice(names)} {noun}"
@@ -377,7 +383,7 @@ def _other_of_two(scene: Scene, rng: random.Random) -> list[QA]:
         "count", rng, "(how many {t} are there|how many {t} do you see|count the {t})?", "2", t=plural(phrase)
     )
     what = "shapes" if shape else f"{_COLOUR}s"
-    values = [t.name if shape else t.colour for t in ordered]
+    values = [t.name for t in ordered] if shape else list(dict.fromkeys(t.colour for t in ordered))
     which = pose(
         "list",
         rng,
@@ -408,7 +414,7 @@ def _more_things(scene: Scene, rng: random.Random) -> list[QA]:
     said = [say(phrase, rng) for phrase, _ in picked]
     turns = [pose("count", rng, first, str(picked[0][1]), t=said[0].replace(" ones", " shapes"))]
     for phrase, (_, count) in zip(said[1:], picked[1:]):
-        later = "({a} (the |){t}|{t}|and how many {t}|how many {t}|{t}, too)?"
+        later = "({a} (the |){t}|{t}|and how many {t}|how many {t})?"
         turns.append(pose("count", rng, later, str(count), t=phrase, a=say(_AND, rng)))
     return turns
 

@@ -162,7 +162,9 @@ class WorldStream(ShapesStream):
             questions = self._of_outside(rng)
         else:
             questions = self._of_words(scene, rng) if only_words else self._of_drawing(scene, rng)
-        questions = [[self._worded(qa, rng, not i) for i, qa in enumerate(turns)] for turns in questions]
+        questions = [
+            [self._worded(qa, rng, not i, scene) for i, qa in enumerate(turns)] for turns in questions
+        ]
         opening = None
         if rng.random() < config.text_first:
             questions = [turns for turns in questions if turns[0].family != "alone"]
@@ -284,7 +286,7 @@ class WorldStream(ShapesStream):
                 found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
-        found = [[made] for _ in range(2) if rng.random() < 0.8 and (made := ask_object(scene, rng))] + found
+        found = [[made] for _ in range(3) if rng.random() < 0.8 and (made := ask_object(scene, rng))] + found
         return found
 
     def _not_understood(self, rng: random.Random) -> QA:
@@ -324,11 +326,14 @@ class WorldStream(ShapesStream):
         rng.shuffle(found)
         return [[qa] for qa in found]
 
-    def _worded(self, qa: QA, rng: random.Random, first: bool) -> QA:
+    def _worded(self, qa: QA, rng: random.Random, first: bool, scene: Scene | None) -> QA:
         """What is evaluated keeps its wording, and so does a part of what is trained."""
         if self.config.split == looks.HELDOUT or rng.random() < _AS_IT_IS:
             return qa
-        question = as_typed(reword(qa.question, rng), rng, _MISTYPED)
+        question, about = reword(qa.question, rng), qa.scene or scene
+        if qa.family == "shape" and about and len(about.shapes()) < len(about.things):
+            question = question if "shape" in question.lower() else qa.question  # "the red one" may be a word
+        question = as_typed(question, rng, _MISTYPED)
         if first and rng.random() < _LEAD_IN:
             question = lead_in(rng) + rng.choice((" ", "\n")) + question
         return replace(qa, question=question)
