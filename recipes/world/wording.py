@@ -1275,11 +1275,19 @@ _LAST_SHOWN = (
     " on the <pic>",
     " here",
 )
+_TAILED = 0.2  # share of questions with one of these: a model must learn to pass over all of them
 _TAILS = (  # what programs add to anything
     "Let's think step by step.", "/no_think", "/no_think", "Think step by step.", "/think", "Answer:",
     "Take a deep breath.", "Answer the question based on the image.", "Please answer the question.",
     "Use the image to answer.", "Answer truthfully.", "Only use what you see.", "Answer in English.",
     "Please be accurate.", "If you are not sure, say so.", "Do not make things up.",
+    "(Think|Reason|Look) (carefully|hard|twice|closely)( before you answer| before answering| first|).",
+    "(Use|Look at|Rely on|Refer to|Consider|Base your answer on) (only |)the (image|"
+    "picture)( alone| above|).",
+    "If you (are unsure|don't know|cannot tell), (say so|just say so|tell me).",
+    "(Please |)(don't|do not) (guess|invent anything|make anything up).",
+    "(You are looking at|Here is|This is about) the (image|picture)( above|).",
+    "(Respond|Reply|Answer) in (plain text|English)( please| only|).",
 )  # fmt: skip
 _SHORT_TAILS = (  # where the answer is a word or two
     *("Answer the question using a single word or phrase.",) * 4, *("Give a very brief answer.",) * 3,
@@ -1293,6 +1301,33 @@ _SHORT_TAILS = (  # where the answer is a word or two
     "Reply in one word.", "The answer is", "Output only the answer.", "Please provide a short answer.",
     "Do not explain.", "Do not write a sentence.", "Answer with a single word or number.",
     "Keep your answer as short as possible.", "Please respond with a single word.",
+    *(
+        "(Please |Kindly |)(answer|reply|respond)( to the question|) (with|in|using) (a|one|just "
+        "one|only one|a "
+        "single) (word|word or phrase|short phrase|word or a short phrase|word or number|"
+        "word or two)(, please|).",
+        "(Please |)(keep|make) (your|the) (answer|reply|response) (short|brief|very short|as brief "
+        "as possible|to "
+        "the point|concise)(, please|).",
+        "(Please |)(give|provide|return|output|write|print|state|say|reply with|answer with|"
+        "respond with) (only|"
+        "just|nothing but) the( final| short| direct| bare|) answer( itself|)(, please|, nothing "
+        "else| and nothing "
+        "else|, without explanation|, no more|).",
+        "(No|Without|Skip the|Leave out the|Omit the) (explanation|explanations|reasoning|further "
+        "text|extra words|"
+        "full sentence|introduction|comments)( please|, please|).",
+        "(Please |)(don't|do not) (elaborate|add anything|add any other text|write more|give "
+        "reasons|repeat the "
+        "question|use a full sentence|explain your answer|say anything else).",
+        "(Final answer|Answer|Brief answer|Direct answer|One-word answer|Your answer|The answer|A)(:|:| =)",
+        "(Be|Stay) (short|terse|quick|direct|brief|to the point)( please|, please|).",
+        "(One|A single|At most one) word( only| please| is enough| will do|).",
+        "(Give|Write|Make|I want|I need) (a|me a|one) (very |)(short|brief|direct|"
+        "one-word) (answer|reply)(, please|).",
+        "(In|With) (a word|one word|a word or two|few words|very few words|"
+        "as few words as possible)(, please|).",
+    ) * 3,
 )  # fmt: skip
 _YES_NO_TAILS = (
     "Answer yes or no.", "Yes or no?", "Please answer yes or no.", "Answer with yes or no.",
@@ -1401,7 +1436,7 @@ def as_typed(question: str, rng: random.Random, typos: float = 0.1) -> str:
     capitals or none, a typo in this share. What is quoted or names a format keeps its text."""
     if _FIXED.search(question):
         return _opened(question, rng) if rng.random() < 0.12 else question
-    tail = _tail(question, rng) if rng.random() < 0.1 else ""
+    tail = _tail(question, rng) if rng.random() < _TAILED else ""
     said = question
     for share, needed, pattern, others in _replacements():
         if needed in said and rng.random() < share:
@@ -1460,6 +1495,7 @@ def _tail(question: str, rng: random.Random) -> str:
     elif _BRIEF.search(question) and not _LONG.search(question) and rng.random() < 0.75:
         texts = _SHORT_TAILS
     said = rng.choice(texts)
+    said = capital(say(said, rng)) if "|" in said else said  # "(yes/no)" is no alternative
     if _WORDY.search(said) and re.search(r"\bor\b", question):  # "red circle" is two
         said = "Answer the question using a single word or phrase."
     return rng.choice(("\n", "\n", " ", " ", "\n\n")) + said
