@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from recipes.shapes.dense import box_of
+from recipes.world.computed import clear_region, extreme_size, farthest, ground, most_used
 from recipes.world.grammar import capital, say, with_article
-from recipes.world.kinds import clear_region, extreme_size, farthest, ground, most_used
 from recipes.world.scene import NOT_UNDERSTOOD
 from shapes.questions import name_of, plural, reading_order, region, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene

@@ -22,13 +22,14 @@ from recipes.shapes.questions import ask_list, meant
 from recipes.shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamConfig
 from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
+from recipes.world.computed import Computed
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from recipes.world.json_answers import ask_object, ask_unknown_object
-from recipes.world.kinds import Computed, ask_kinds, first_or_second, lean_on
+from recipes.world.kinds import ask_kinds, ask_sets
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
-from recipes.world.sets import ask_sets, two_turns
+from recipes.world.turns import first_or_second, lean_on, two_turns
 from recipes.world.wording import as_typed, ask_outside, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
 from shapes.world import COLOURS, MAX_THINGS, QA, SHAPES, Scene, Thing

@@ -35,12 +35,13 @@ from recipes.world.asking import as_json, ask_both, ask_more, of_one, thing_as_j
 from recipes.world.attention import AttentionOnCPU
 from recipes.world.faces import families
 from recipes.world.json_answers import ask_object
-from recipes.world.kinds import ask_kinds, first_or_second, lean_on
+from recipes.world.kinds import ask_kinds
 from recipes.world.outside import check_installed
 from recipes.world.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from recipes.world.scene import KNOWS, NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
 from recipes.world.settings import WorldConfig
 from recipes.world.stream import WorldStream, WorldStreamConfig, branch_mask
+from recipes.world.turns import first_or_second, lean_on
 from recipes.world.vocabulary import MOST_NUMBER, build_tokenizer
 from recipes.world.wording import as_typed, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene

@@ -1634,6 +1634,12 @@ _ABOUT = {  # something that is not in the world
         "When was the {n} built?", "What is the {n} made of?", "How old is the {n}?", "Give me a {n}.",
         "Are there more {n}s than {m}s?", "How many {n}s can you see?", "Which {n} is the {m}?",
         "How is the {n}?", "Is this a {n} or a {m}?", "What is the {m} next to the {n}?", "{n}?",
+        "Remove the {n}.", "Is the {n} red?", "Which is bigger, the {n} or the {m}?", "What does {n} mean?",
+        "How do you spell {n}?", "Is {n} a word?", "Move the {n} to the {m}.", "Put a {n} on the {m}.",
+        "Is the {n} left of the star?", "Is the circle above the {n}?", "How many {n}s fit into the {m}?",
+        "the {n}", "Are the {n}s above the {m}s?", "Does the {n} have a {m}?", "Is a {n} better than a {m}?",
+        "What rhymes with {n}?", "Paint the {n} blue.", "What would a {n} do with a {m}?",
+        "If the {n} were green, would you like it?",
     ),
     looks.HELDOUT: (
         "Is the {n} new?", "What does the {n} cost?", "What colour are the {n}s?", "Is that a {n}?",
@@ -1719,6 +1725,252 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
         "Are (circles|{ss}) (better|more beautiful|more expensive|older|more useful) than (squares|{zs})?",
         "What (film|book|song|game|band) has a {c} {s} (on its cover|in its logo|in it)?",
         "What is the {c} (button|light|line|wire|key|flag|card) for?",
+        "(Which|What) (shape|colour|color|one|word|digit) do you (like|hate|prefer|love|enjoy|fancy)( best| "
+            "most| more|)?",
+        "(Which|Which one|Which of them|Which shape) is (the |)(prettiest|nicest|ugliest|coolest|cutest|most "
+            "beautiful|best|most boring|most important)?",
+        "Is {c} a (nice|good|happy|sad|boring|popular|manly|lucky|fashionable|strange) (colour|color)( for a "
+            "wall| for a car|)?",
+        "(Isn't|Is) the {s} (pretty|lovely|ugly|cute|beautiful|well drawn|boring|too plain|a work of art)?",
+        "(I|We|I really|My mother) (like|likes|love|hate|prefer) (the {s}|{c}|{ss}|the {c} {s}|the {c} one)( "
+            "best| a lot| so much|).",
+        "How does the {c} {s} make you feel?",
+        "(Are|Aren't) {ss} (boring|cool|overrated|fun to draw|difficult|evil|beautiful|friendly)?",
+        "What do you think (of|about) (the {s}|the {c} {s}|{c}|{ss}|my {s}|the colours|my drawing)?",
+        "Does the {s} (look|seem) (nice|sad|happy|tired|modern|professional|angry|good on me|like my uncle) "
+            "to you?",
+        "(Rate|Judge|Grade|Review) (the {s}|my drawing|this picture|the colours)( from one to ten| out of "
+            "ten| honestly|).",
+        "Would you (rather be|rather have|marry|eat|hug) a {s} or a {z}?",
+        "Which (colour|color) (suits|fits|goes with|matches) (my eyes|{c}|a {c} shirt|a {c} sofa|blonde hair|"
+            "the season)?",
+        "Are you (afraid|fond|a fan|tired|sure) of (the {s}|{ss}|{c}|the {c} {s})?",
+        "(Can|Could|Will|Would) you (draw|paint|sketch|make|design) (me |us |)(a {s}|{ac} {s}|something {c}|"
+            "another {s}|a smaller {z})( please|)?",
+        "Draw me (a {s}|{ac} {s}|something {c}|a few {ss}|a {s} inside a {z}|a line from the {s} to the "
+            "{z})( please|).",
+        "(Move|Shift|Push|Drag|Slide|Nudge) the {s} (to the left|to the right|up|down|next to the {z}|into "
+            "the corner|off the page|a bit)( please|).",
+        "(Make|make) (it|them|the {s}|everything|all of it|the {c} one) (bigger|smaller|larger|rounder|"
+            "brighter|darker|{c}|prettier|3D|wider)( please|).",
+        "(Swap|Exchange|Switch|Mix|Merge|Connect|Join|Line up) the {s} and the {z}( please|).",
+        "(Change|Set|Switch) the (colour|color) (of the {s} |of everything |)(to|into) {c}( please|).",
+        "(Delete|Remove|Erase|Hide|Drop|Get rid of|Take away|Cross out) (all the {ss}|everything {c}|the {c} "
+            "one|all shapes|the word|the digit|it)( please|).",
+        "(Undo|Redo|Save|Reset|Clear|Export|Close|Share|Upload|Zoom in|Zoom out|Select all|Go back)( please| "
+            "that| the picture|)(.|!|)",
+        "(Flip|Mirror|Rotate|Turn|Tilt|Spin|Crop|Resize|Stretch|Blur|Sharpen) (the picture|the image|the {s}|"
+            "it|everything)( by {n} degrees| a bit| please|).",
+        "(Replace|Substitute) (the {s}|all {ss}|the {c} one) (with|by) (a {z}|{ac} {z}|{zs}|a photo of me|my "
+            "name|something nicer).",
+        "(Put|Place|Add|Insert) (a {s}|{ac} {s}|three {ss}|the {s}|my name|some text) (inside|on top of|next "
+            "to|under|behind) (the {z}|a {z}|it)( please|).",
+        "(Fill|Shade|Outline|Decorate|Cover|Underline) (the {s}|it|everything|the {c} {s}) (with|in) ({c}|"
+            "{d}|stripes|dots|gold|flowers|a pattern).",
+        "(Give|Draw) the {s} (a face|two eyes|a hat|a tail|legs|a {d} border|a shadow|a friend).",
+        "(Write|Type|Print) (the word {s}|{c}|{n}|my name|the digit {n}|hello) (in|on|under|inside|next to) "
+            "the {s}( please|).",
+        "(Sort|Order|Arrange|Group|Align|Shuffle) (the shapes|the {ss}|them|everything) (by size|by colour|"
+            "alphabetically|in a row|in a circle|nicely)( please|).",
+        "(Cut|Split|Divide|Break) the {s} (into two halves|in half|into {n} pieces|into triangles|down the "
+            "middle).",
+        "(Write|Give me|Show me|I need) (a function|some code|a Python function|a class|a script|HTML|SQL|"
+            "CSS|SVG code) (that draws|to draw|for drawing|that counts|for|to colour) (a {s}|{ac} {s}|{c} "
+            "{ss}|many {ss})( please|).",
+        "(def|function|class|var|let|import|draw) ({s}|{c}_{s}|{ss}|get_colour|count_shapes)(:|;| = {n}| = "
+            "new Shape|.py)",
+        "(What is|What's) the (CSS|HTML|LaTeX|Unicode|emoji|Excel|Python|keyboard) (code|symbol|command|"
+            "shortcut|name) for (a {s}|{c}|a {c} {s})?",
+        "(Summarise|Summarize|Proofread|Shorten|Paraphrase|Correct|Sign|Print) (the text below|the last page|"
+            "the document|my report|this article on {ss}|the chapter on {c})( please|).",
+        "Translate ({s}|{c}|\"the {c} {s}\"|the {s}|'{ac} {s}') (into|to) (French|German|Spanish|Latin|"
+            "Chinese|Russian)( please|).",
+        "(What|Which) page (is|has) the {s}( on|)?",
+        "How many (pages|paragraphs|lines of code|chapters|tables) (does the text have|are in the document|"
+            "has the book about {ss})?",
+        "(How many|how many) (sides|corners|angles|faces|edges) (has|does|do) (a pentagon|a cube|a hexagon "
+            "have|an octagon|two {ss} have together|{n} {ss} have)?",
+        "(Name|Tell me|What is|Draw|Give me) a (shape|figure|polygon) (with|that has) (five|six|seven|eight|"
+            "no|{n}|many) (sides|corners|angles)(.|?|)",
+        "(What is|What's|Calculate|Compute|Find) the (area|perimeter|diagonal|volume|side length|height) of "
+            "a {s} (with|of) (side|width|radius|edge) {n}(?|.|)",
+        "How (do|would|can) (I|you|we) (calculate|compute|find|work out|measure) the (area|size|perimeter|"
+            "angle|radius) of (a|the) {s}?",
+        "(What|How much) is (three|two|five|seven|nine|{n}) (plus|minus|times|and|divided by) (four|six|one|"
+            "eight|{m})?",
+        "(What|Which) (number|digit) (is|comes) (bigger than {n}|after {n}|before {n}|between {n} and {m}|"
+            "the square of {n}|half of {n})?",
+        "(Is|is) {n} (bigger than|smaller than|more than|less than|divisible by|equal to) {m}?",
+        "(Count|Please count|Can you count) (to ten|to {n}|backwards from {n}|from {n} to {m}|in French|"
+            "sheep|on your fingers)(.|?|)",
+        "What is the (sum of the angles|number of angles|angle sum|shortest side|largest angle|hypotenuse|"
+            "apothem) (of|in) a {s}?",
+        "(Prove|Show|Explain|Demonstrate) that (a {s} has equal sides|{ss} are round|two {ss} are congruent|"
+            "every {s} is a {z}|the angles add up).",
+        "(Are|Can) (all|two|some|any) {ss} (similar|congruent|be parallel|regular|equal|be {zs}|polygons|"
+            "tile a floor)?",
+        "Is every {s} (a {z}|symmetric|the same|flat|a polygon|a rhombus|{c})?",
+        "(What|How many) {zs} (do you need to make|fit inside|make up|are needed to build|cover) a {s}?",
+        "What colou(r is|r does one associate with|r has) (the sky|grass|blood|the sea|a banana|a school bus|"
+            "a fire engine|an emerald|a ruby|coffee|the White House)( at night| in summer|)?",
+        "(Which|What) (planet|bird|fruit|gem|flower|animal|vegetable|metal|wine) is (always |usually |often |"
+            ")({c}|called the {c} one|shaped like a {s})?",
+        "What is the (biggest|brightest|nearest|oldest|smallest|hottest|most famous) star in the (universe|"
+            "galaxy|sky|night sky|solar system|film)?",
+        "What does a {c} (light|flag|card|heart|rose|button|sign|ribbon|traffic light) (mean|tell you|stand "
+            "for)?",
+        "(What|Where) is (Red|Times|Trafalgar|Tiananmen|Leicester) Square?",
+        "(What|Where|Who|When) is (the Red Cross|the Bermuda triangle|the Arctic Circle|the Star of David|"
+            "the Black Sea|the Southern Cross|the North Star|the Love Triangle)?",
+        "Who (lives in|sings about|lives on|works at|starred in) the ({c} house|{c} planet|North Star|{c} "
+            "{s}|Red Cross|Arctic Circle)?",
+        "(Which|What) (flag|country|club|logo|company|film) has (a {s}|{ac} {s}|{n} stars|a {c} cross|{c} "
+            "and {d} stripes)( in it| on it|)?",
+        "(Who|What|Which film) (won|got) the (blue|red|black|{c}) (ribbon|card|belt|star|cross)?",
+        "Why (are stop signs red|is the sky blue|are stars pointed|are wheels round|do stars shine|is snow "
+            "so bright|are leaves green|are diamonds so hard)?",
+        "How (far away|old|hot|bright|big|heavy) (are|is) (the stars|a star|the nearest star|a diamond|the "
+            "North Star|the average {s})?",
+        "How many (stars|diamonds|crosses|squares|colours|circles) are (there in the universe|on the "
+            "American flag|on a chess board|in a deck of cards|in the rainbow|in the Olympic logo)?",
+        "(Who|What) (was|is) (the first to draw|known for|famous for|allergic to) ({ss}|{c} {ss}|a {s}|the "
+            "{s})?",
+        "What (happens|would happen) (if|when) (I|you|we) (mix {c} and {d}|remove the {s}|paint over the {s}|"
+            "turn the {s} around|press the {c} button)?",
+        "If (I|you|we|someone) (removed|deleted|moved|painted|turned|sold) the {s}, (would you mind|would it "
+            "be better|would the {z} be lonely|would anyone notice|what would happen|who would care)?",
+        "If (the {s}|it|the {c} {s}) (were|was) (a {z}|{d}|twice as big|alive|a person|in space), (would you "
+            "like it|what would it say|what would change|would it still fit|would it fall)?",
+        "How many more {ss} (would fit|could I add|would you need|can be added|would fit in|should I draw|do "
+            "I need to buy)( here| there| in the picture|)?",
+        "(Would|Could|Might) the {s} (fit|roll|stand|fall|float|survive|be improved|break) (inside the {z}|"
+            "without help|on water|if you pushed it|in real life|some day)?",
+        "(What|Which) (shape|colour|color|word|number) (will|would|should) (come next|be next|I draw next|"
+            "you have chosen|you add|I use at home)?",
+        "(Imagine|Say|Let's say) (the {s} is|that the {s} is|there is only) (a wheel|a house|a planet|made "
+            "of ice|your home)(. What now|, what then|. Where do you live)?",
+        "(Where|What) will the {s} be (tomorrow|in ten minutes|next year|when it moves|after the break)?",
+        "How many (centimetres|centimeters|inches|metres|millimetres|feet|miles) (wide|long|tall|high|across|"
+            "apart) (is the {s}|is it|are they|is the {c} one|are the {s} and the {z})?",
+        "How (heavy|deep|thick|tall in metres|fast|hot|strong|expensive|long in inches) is (it|the {c} one|"
+            "everything|this shape|the {s} in reality)?",
+        "(What|How much) does (the {s}|the {c} {s}|it|a real {s}|a {s} like this|everything) (weigh|cost|"
+            "hold|earn|cost in euros)?",
+        "(What is|What's) the (real size|actual size|scale|weight|mass|temperature|speed|price|age|density) "
+            "of (the {s}|this {s}|it|the {c} one|these shapes)?",
+        "(Give|State|Tell me) the size of the {s} in (centimetres|inches|square metres|feet|microns|points).",
+        "How many (seconds|minutes|hours|days) (does|did|will) (the {s}|it|the {c} {s}) (last|take|need|live|"
+            "stay here)?",
+        "(Who|who) (drew|made|painted|coloured|put|left|wants|needs|paid for) (this|it|these|that|the {c} "
+            "one|all the shapes|these {ss})( here| there|)?",
+        "(When|when) (was|were) (it|this|the {s}|the picture|these|the {c} one) (made|drawn|painted|bought|"
+            "finished|printed|last changed)?",
+        "Why (is|are) (it|this|that|they|the {c} one|these|the {ss}) ({c}|so {c}|so small|so big|here|there|"
+            "drawn that way|on the left|not {d})?",
+        "Why (did|would|do) (you|they|someone|people|I) (draw|choose|use|paint|need|like) (a {s}|the {s}|"
+            "{ss}|{c}|so many {ss}|this shape)?",
+        "What (is the reason for|is the story of|was the idea behind|is the point of|is the use of|is the "
+            "secret of) (the {s}|the {c} {s}|these shapes|the word|this picture)?",
+        "Whose (is the {s}|{s} is it|idea was the {s}|turn is it|drawing is that|{c} {s} is that)?",
+        "(How|With what|With which tool|In which program) (was|were) (the {s}|the shapes|the picture|it) "
+            "(made|drawn|created|rendered|painted)?",
+        "(How long ago|Since when|Until when|How often) (is|was|has been) the {s} (there|{c}|drawn|in use|"
+            "here)?",
+        "(What is|What's) the (file size|format|licence|author|date|file name|artist|price|resolution) of "
+            "(the|this) (picture|image|drawing)?",
+        "How (do you|do I|to|is) (spell|pronounce|write|say|spelled) ({s}|{c}|the word {s}|'{s}'|diamond|"
+            "orange)(?|)",
+        "(What is|What's|Give me|Tell me) the (plural|singular|opposite|adjective|past tense|stress|synonym|"
+            "origin|etymology|anagram) of ({s}|{c}|'{s}'|the word {s})(?|.|)",
+        "(What|Which word|Name a word that|Which colour) rhymes with ({c}|{s}|'{z}'|the word {c})(?|)",
+        "(What|what) does (the word |)('{s}'|{s}|'{c}'|\"{z}\"|'shape'|'digit') mean( in English| in maths| "
+            "exactly|)?",
+        "How many (letters|syllables|vowels|meanings) (does|has) (the word |)('{s}'|{s}|{c}|'{c}')( have|)?",
+        "(Use|Put) (the word |)('{s}'|{s}|{c}|\"{c}\") in a (sentence|poem|rhyme|question|headline).",
+        "Is ({s}|{c}|'{s}'|digit|'{c}') (a noun|a verb|an English word|spelled with a k|a real word|an "
+            "adjective|written with a capital)?",
+        "(Is it|Do you say|Do we write|Which is right:) (\"colour\" or \"color\"|\"a {s}\" or \"an {s}\"|"
+            "{ss} or {s}|\"gray\" or \"grey\")?",
+        "(Synonym|Definition|Translation|Antonym|Meaning|Etymology) (of|for) ({s}|{c}|the word {s}|'{s}')(?|"
+            ")",
+        "(What is|Define|Explain to me|Give a definition of) (a {s}|{c}|a shape|a digit|a colour|the word "
+            "'shape'|geometry)( in simple words| in one sentence| scientifically|)(?|.)",
+        "(What is|Give me|Tell me) (another word|a nickname|slang|a fancy word|an old word|a better name) "
+            "for ({s}|{c}|'{s}'|a {s})(?|.|)",
+        "What (does|would) (it mean|it say about me|that tell you) (if|when|that) (I|someone|a child) (draws|"
+            "always draw|dream of|like) ({ss}|a {s}|{c} {ss}|only {c})?",
+        "(What is|What's) the (symbolism|hidden meaning|message|symbol|significance|history|psychology|"
+            "power) (of|behind) (the {s}|{c}|a {s}|the {c} {s}|the colours)?",
+        "(Is|Does) (a|the) {s} (holy|a symbol of peace|lucky|stand for love|bring luck|a bad omen|pagan|mean "
+            "danger)?",
+        "(Which|What) (religion|zodiac sign|element|chakra|team|season|mood|number) (is|goes with|belongs to|"
+            "uses) (the {s}|{c}|a {s}|the {c} {s})?",
+        "Is (it|that|this|that one|everything) (bigger|smaller|larger|more|fewer|redder|better|further left) "
+            "than(?|...| the?|)",
+        "(bigger|smaller|larger|more {ss}|fewer {ss}|more|fewer|less) (than|than the|than a|or|or not)(?|...|"
+            ")",
+        "(left of|right of|above|below|next to|under|to the left of|over)( the| it| a|)(?|...|)",
+        "(Is|Does|Are|Would) (the {s}|the {c} {s}|there|the {ss}) (left|right|as|more|fewer|than|than the|"
+            "compared|as many)(?|...|)",
+        "Which (is|are|one is|of the two is|has) (the|more than|as|than|compared to|between the)(?|...|)",
+        "(Is it|Are they|Is that) (the same as|as {c} as|equal to|similar to|different from|like|between|"
+            "next to)(?|...|)",
+        "(than|as|from|between|both|either) (the {s}|the {c}|{ss}|a {s}|the {s} and)(?|...|)",
+        "(There are|Are there) (as many|more {ss}|fewer {ss}|more {c}|less|equally)( as| than| than the|"
+            ")(...|?|)",
+        "(shape|colour|number|size|word|place) of the (colour|number|word|size) of (the shape of |)the "
+            "(number|size|colour|picture of the word|word)(?|)",
+        "(the|a|is|of) (of|than|is|the|how) (the|many|is|which) ({s}|{c}|{ss}|colour)( of| the| is| than|)(?|"
+            ")",
+        "({s} {z} {s}|{c} {d} {c} {d}|{z} the {s} the|{s} is {c} is|{c} {c} {c}|{ss} {zs} of {ss}|{d} than "
+            "{s})(?|.|)",
+        "(many|left|bigger|which|right) (how|is|the|colour|digit) ({ss}|{c}|than|above) (are|where|word|is|"
+            "{d})(?|)",
+        "(How many|What|Where|Which) (is|are|of) the (left|above|bigger|than|how many|right) (of the|{c}|is|"
+            "what|are)( {s}| {z}|)?",
+        "What is the (colour|color|shape) of the (left|number of the right|more|bigger than|question|how "
+            "many|counting|below)?",
+        "Is the (colour|number|shape|size) (left of|bigger than|above|more than|below) the (colour|word of "
+            "the shape|number|counting)?",
+        "(Count|Describe|Read|Point at|Find) the (above|than|colour of the how|left of|which of the|more|"
+            "smell of the {s}|if)(.|?|)",
+        "(Is|Are|Do) (red|many|where|how|{c}) (a|the|of) (where|many|how|which|there)(?|)",
+        "(How many|how much) ({c} is the {s}|does {c} {s}|left is the {s}|bigger is {c}|{s} is it in a {z}|"
+            "colour is {c})?",
+        "(In|On|At) the ({c} {s} of the {z}|{s} than the|how many of the|{s} of the {c} of the {z})(?|.|)",
+        "(What|Which) (is the {s} of the {z}|{s} is the {c} of|number is {c}|digit is the {s}|word is bigger "
+            "than the|colour is the how many)?",
+        "(I|We|My son) (have|has|saw|bought|lost|found|ate|need|want) (a {s}|two {ss}|{n} {ss}|{ac} {s}|a "
+            "{c} car|a {s} cake)( yesterday| in town| at school| at home|).",
+        "(I|We|They) (think|hope|know|guess) (the {s} is wonderful|{c} is a warm colour|that's enough {ss}|"
+            "shapes are fun|it will be fine|you like {c}).",
+        "(Thanks|Thank you|Great|Sorry|Nice|Well done) (for|about|with) (the {s}|the {c} {s}|counting|the "
+            "colours|describing it|your help)(!|.|)",
+        "(Do|Did|Can|Could) you (remember|forget|dream of|lie about|feel|smell|touch|buy me|bring me|lend me|"
+            "sell me) (the {s}|{ac} {s}|a {s}|my {s})?",
+        "(How|Where|When) did you learn (to count|about {ss}|to read|the colours|to see|the word {s})?",
+        "(Are you|Is your answer|How sure are you|Were you) (certain|sure about the {s}|always right|right "
+            "last time|guessing|lying about the {s})?",
+        "(Is|Was) the (answer|question|test|game|story|lesson) (about the {s}|{c}|about {ss}|hard|over|too "
+            "easy|fair|finished)?",
+        "(Play|Sing|Teach me|Show me) (a game with {ss}|a song about {c}|the rules of tic-tac-toe|noughts "
+            "and crosses|how to draw a {s}|to count)(.|)",
+        "(Quiz me|Ask me something|Tell me a fact|Give me a riddle|Teach my child|Make a worksheet) (about|"
+            "on) ({ss}|shapes|colours|{c}|counting|the {s})(.|)",
+        "(Buy|Order|Sell|Find me online|Ship) (a {s}|{ac} {s}|{n} {ss}|some {c} paint|a {c} dress)( for me| "
+            "please| by Friday|).",
+        "(What|How) should I (call my {s}|do with the {s}|wear with {c}|name the {c} {s}|paint next|frame my "
+            "{s}|give my {s} for lunch)?",
+        "Is (the {s}|the {c} {s}|it) (still|already|ever|always|never) (there at night|for sale|in stock|"
+            "been {d}|wet|moving|finished|cold)?",
+        "(Continue|Finish|Complete|Invent) (the pattern|the series|the drawing|the {s}|the row of {ss}|a "
+            "story about the {s})( for me| please|).",
+        "(Compare|Contrast) (a {s} with love|{c} with sadness|the {s} with the one from yesterday|my {s} "
+            "with yours|it with a Picasso|{ss} and democracy).",
+        "(Which|What) (brand|font|pencil|paint|software|shade number|printer) (is|was) (it|used|used for the "
+            "{s}|the {s} made with|the {c}|the word)( in|)?",
+        "What (is|was) the {s} (trying to say|called in Spanish|good for|hiding|named after|afraid of|before "
+            "it was {c})?",
     ),
     looks.HELDOUT: (
         "How many diagonals does a {s} have?", "Is the {c} {s} (magnetic|radioactive|hollow|ticklish)?",
@@ -1745,6 +1997,28 @@ _HALVES = {  # of questions: nothing says what they ask for
         "(Would you say the|Would you say|The|The {c}|A|And the|And|Or|than the {s}|of the {c}|or the "
             "{z}|is the|than|are there|in the picture|the picture|please|right|or not|what "
             "about|how about the)(|...|?)",
+        "(the {s}|the {c} {s}|the {ss}|the {c}|the word|the digit|the shapes|the colour|the number)(|.|...)",
+        "({c}|{c} and {d}|{c} or|not {c}|{c} or {d}|very {c}|and {c}|{c} but|so {c}|{c} with)(|.|...)",
+        "(and {s}|and the {s}|or {s}|but the {s}|with the {s}|of {ss}|on the {s}|from the {s}|for the {s}|by "
+            "the {s})(|...|?)",
+        "(is|is the|is a|are|are the|does|do|has the|was|can|if the|if|because|that|this|those|it|them|one)(|"
+            "...|?)",
+        "(how many of|how many more|how|many|how much|how many is|how many the|which|which of|which the|what "
+            "the|where the|what if|why|when|who|whose)(|...|?)",
+        "(in|in the|in this|on|at the|to the|to the left|on the right|next to|between|between the {s} and|in "
+            "front of)(|...)",
+        "(How many {c}|How many shapes are left|How many {ss} are to the|How many of the {c}|How many are "
+            "bigger than|How many are not)(|...| the)",
+        "(What colour|What color|What shape|Which {s}|Which word|What is the colour|What is the shape of|"
+            "What colour has) (the|of|of the|is a|and|or)(|...|?)",
+        "(The {s} is|The {c} {s} is|The {s} and|The {s} has|The {s} that|The {s}, the {z}|The {ss} are|The "
+            "{s} which is)(|...)",
+        "(Is the {s} the|Is the {s} as|Is the {s} more|Is there a {c}|Is there more|Is the {s} or|Are the "
+            "{ss}|Are the {c} ones|Is it the {s} or)(|...)",
+        "(Point at|Point to|Find|Find the|Detect the|Draw a box|Where is a|Box the|Describe the|Read the|"
+            "List the|Show me the)(|...)",
+        "(yes|no|maybe|yes or no|not the {s}|the other one|same|again|another|next|more|less|and|than|then|"
+            "also|only|none|both)(|.|?|...)",
     ),
     looks.HELDOUT: (
         "(Could you please|Find out whether|Of the|Is any|Name the one which|Looking at the|Would the "
@@ -1786,6 +2060,23 @@ _FOREIGN = {  # what drawings do answer, but not in these languages
         "Сколько (кругов|квадратов|звёзд|треугольников)( на картинке|)?",
         "Какого цвета (круг|квадрат|звезда)?", "(有几个圆|星星是什么颜色|图中有什么|有多少个三角形)？",
         "(円はいくつありますか|星は何色ですか|何が見えますか)？",
+        "(Πόσοι κύκλοι υπάρχουν|Τι χρώμα είναι το αστέρι|Πού είναι το τετράγωνο|Τι βλέπεις);",
+        "(Скільки кіл на малюнку|Якого кольору зірка|Де квадрат|Що ти бачиш)?",
+        "Berapa (lingkaran|segitiga|bintang|kotak) (yang ada|yang kamu lihat|di gambar)?",
+        "(Apa warna|Di mana) (bintang|lingkaran|kotak|segitiga) itu?",
+        "(Có bao nhiêu hình tròn|Ngôi sao màu gì|Hình vuông ở đâu)?", "(원이 몇 개 있나요|별은 무슨 색인가요|무엇이 보이나요)?",
+        "(كم عدد الدوائر|ما لون النجمة|أين المربع)؟",
+        "(Quot circuli sunt|Quo colore est stella|Ubi est quadratum|Quid vides)?",
+        "(Kiom da cirkloj estas|Kiukolora estas la stelo|Kie estas la kvadrato)?",
+        "(Quants cercles hi ha|De quin color és l'estrella|On és el quadrat)?",
+        "(Was ist größer, der|Ist das Dreieck kleiner als der|Steht der Stern über dem) (Kreis|Stern)( oder "
+            "das Quadrat|)?",
+        "(Qual é maior|Onde está|Há) (o círculo|a estrela|um quadrado vermelho|o triângulo)?",
+        "(¿Es más grande|¿Está|¿Hay más) (el círculo|la estrella) (que el cuadrado|a la izquierda del "
+            "triángulo|o cruces)?",
+        "(Le cercle|L'étoile|Le carré) est-(il|elle) (plus grand que le triangle|à gauche de la croix|rouge "
+            "ou bleu)?",
+        "(rouge|grün|azul|giallo|niebieski|der Kreis|le carré|la estrella|il cerchio|de ster|czerwony)(?|.|)",
     ),
     looks.HELDOUT: (
         "Kuinka monta (ympyrää|neliötä|tähteä) (on|näet)?", "Kolik je tam (kruhů|čtverců|hvězd)?",
@@ -1833,6 +2124,37 @@ _CHAT = {
             "this file|boil an egg|sleep better|fix a bike|become rich|say no)?",
         "(It|The film|My cat|The weather|The food|Our teacher) (is|was) (great|terrible|very nice|too "
             "long|boring|late again)(.|!|)",
+        "(Hi|Hey|Hello|Good evening|Hey there|Yo|Greetings|Dear assistant|Hi bot)(!|,| again.| how are you?| "
+            "my friend.|)",
+        "(Why|How come|So what|Really|Seriously|And|What|Huh|Pardon|Who cares|Says who|What for|Since "
+            "when)(?|?!|...)",
+        "(Say|Repeat after me|Repeat|Echo|Print|Type)(:|) (hello|banana|good night|I am a robot|cheese|"
+            "nothing|abc)(.|)",
+        "(Can|May) I (ask you something|talk to a human|have a coffee|go home|trust you|call you Bob|see "
+            "your code)?",
+        "(You are|You're) (wrong|funny|stupid|great|the best|no help|not listening|so smart|a liar|my "
+            "hero)(.|!|)",
+        "(Guten Morgen|Wie geht es dir|Bonjour|Comment ça va|Hola|Qué tal|Ciao|Come stai|Merci|Gracias|Danke|"
+            "Olá|Salut)(!|?|.|)",
+        "(Who|Which team|Which actor) (is winning|won last night|won the Oscar|is the best player|scored|"
+            "lost the election)?",
+        "(What's|What is) (for dinner|on TV|new|your phone number|your age|my name|the wifi password|the "
+            "plan|the score|the news)( today| tonight|)?",
+        "(What|Which) (model|version|language model|company|computer) (are you|do you run on|made you|do you "
+            "use)?",
+        "(Open|Start|Stop|Turn on|Turn off|Play|Pause|Call|Restart) (the music|the lights|the camera|my mail|"
+            "a new chat|the timer|the radio)( please|).",
+        "(Set|Cancel|Book) (an alarm|a timer|a table|a taxi|a meeting) for (noon|{n} minutes|tonight|two "
+            "people|Monday)( please|).",
+        "(Send|Forward|Reply to|Attach|Read out) (the mail|this message|my invoice|the letter|the file) (to "
+            "my boss|to Anna|again|as a PDF)( please|).",
+        "(I|We) (don't|do not) (understand|know|care|like it|want that|agree|see why|remember)( you| at all| "
+            "anymore|).",
+        "(Is|Are) (there a God|you alive|you busy|we alone|it late|it Friday|you listening|they married|"
+            "there life on Mars|we done)(?|)",
+        "(Round|Add|Sum|Multiply|Square|Halve|Divide) (up |)({n} and {m}|{n} by {m}|{n})( please|)(.|)",
+        "(git|sudo|cd|ls|pip|npm|ssh|curl) (push|install|status|home|update|run|commit)(| --force| -v)",
+        "(Wait|Stop|Hmm|Hm|Uh|Well|Oops|Oh no|Hold on|One moment|Let me think|Test|Testing|Ping)(.|...|!|)",
     ),
     looks.HELDOUT: (
         "(Pretend|Imagine|Suppose) (to be a pirate|you are my teacher|it is winter)(.|, what now?)",

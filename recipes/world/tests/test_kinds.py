@@ -10,7 +10,7 @@ import pytest
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
-from recipes.world import json_answers, kinds, looks  # noqa: E402
+from recipes.world import computed, json_answers, kinds, letters, looks, turns, where  # noqa: E402
 from recipes.world.drawings import random_aspect, sample_drawing, sample_rows  # noqa: E402
 from recipes.world.grammar import say  # noqa: E402
 from recipes.world.scene import ABSENT, NOT_UNDERSTOOD, Thing  # noqa: E402
@@ -100,7 +100,7 @@ def test_lists_name_what_is_so():
 
 
 def test_letters_are_those_of_the_word():
-    for scene, qa in asked(kinds._letters, 900):
+    for scene, qa in asked(letters.ask_letters, 900):
         word = scene.first("word").name
         if qa.family == "letter":
             last = re.search(r"last|final|end", qa.question.lower())
@@ -111,22 +111,23 @@ def test_letters_are_those_of_the_word():
 
 def test_places_of_three_things(three):
     circle, square, star = three.things
-    assert kinds.farthest(three, three.things, "right") is square
-    assert kinds.farthest(three, three.things, "left") is None  # two are as far left
-    assert kinds.extreme_size(three.things, True) is star
-    assert kinds.extreme_size(three.things, False) is None
-    assert kinds.in_corner(three, "top right") == [square] and kinds.in_corner(three, "bottom right") == []
-    assert kinds._beside(three, circle, "below", three.things) is star
-    assert kinds._beside(three, circle, "left", three.things) is None
-    assert kinds._empty(three, circle, "left") and not kinds._empty(three, circle, "right")
-    assert kinds.ground(three) == "white"
+    assert computed.farthest(three, three.things, "right") is square
+    assert computed.farthest(three, three.things, "left") is None  # two are as far left
+    assert computed.extreme_size(three.things, True) is star
+    assert computed.extreme_size(three.things, False) is None
+    assert computed.in_corner(three, "top right") == [square]
+    assert computed.in_corner(three, "bottom right") == []
+    assert computed.thing_beside(three, circle, "below", three.things) is star
+    assert computed.thing_beside(three, circle, "left", three.things) is None
+    assert computed.none_beside(three, circle, "left") and not computed.none_beside(three, circle, "right")
+    assert computed.ground(three) == "white"
 
 
 def test_what_lies_beside_lies_there(three):
     truth = {"right": "blue square", "below": "red star"}
     rng, seen = random.Random(0), set()
     for _ in range(3000):
-        qa = kinds._what_beside(three, rng)
+        qa = where.ask_beside(three, rng)
         if qa and qa.question.startswith("What's ") and "the circle" in qa.question:
             side = next((s for s in ("right", "below") if s in qa.question), None)
             if side:
@@ -138,8 +139,8 @@ def test_what_lies_beside_lies_there(three):
 def test_nothing_is_beside_where_another_is_nearer(three):
     circle, square, _ = three.things
     near = Thing("shape", "cross", "pink", 0.4, 0.5, 0.2)  # nearer than the square, but not straight beside
-    assert kinds._beside(three, circle, "right", three.things) is square
-    assert kinds._beside(three, circle, "right", (*three.things, near)) is None
+    assert computed.thing_beside(three, circle, "right", three.things) is square
+    assert computed.thing_beside(three, circle, "right", (*three.things, near)) is None
 
 
 def test_a_thing_between_two_others():
@@ -147,27 +148,27 @@ def test_a_thing_between_two_others():
         return Thing("shape", name, colour, x, 0.5, 0.15)
 
     things = (at("circle", "red", 0.15), at("star", "pink", 0.5), at("square", "blue", 0.85))
-    found = kinds._between(Scene(things), random.Random(0))
+    found = computed.thing_between(Scene(things), random.Random(0))
     assert found is not None and found[1].name == "star"
-    assert kinds._between(Scene((things[0], things[2])), random.Random(0)) is None
+    assert computed.thing_between(Scene((things[0], things[2])), random.Random(0)) is None
 
 
 def test_later_turns_lean_on_what_was_said():
     for scene, rng in scenes(200):
-        turns = kinds.lean_on(scene, rng)
-        assert not turns or 2 <= len(turns) <= 3
-        for qa in turns[1:]:
+        branch = turns.lean_on(scene, rng)
+        assert not branch or 2 <= len(branch) <= 3
+        for qa in branch[1:]:
             said = re.fullmatch(rf"(?:And|What about|How about|Also|Now) the ({_SHAPE})\?", qa.question)
-            if said and turns[0].family == "colour" and "other" not in qa.question:
+            if said and branch[0].family == "colour" and "other" not in qa.question:
                 known = [t.colour for t in scene.shapes() if t.name == said[1]]
-                assert known == [qa.answer], (turns[0].question, qa)
+                assert known == [qa.answer], (branch[0].question, qa)
 
 
 def test_which_of_two_images():
     rng = random.Random(0)
     for _ in range(300):
         both = sample_drawing(rng), sample_drawing(rng)
-        qa = kinds.first_or_second(both, rng)
+        qa = turns.first_or_second(both, rng)
         said = qa and re.fullmatch(rf"Which (?:image|picture|drawing) has an? ({_SHAPE})\?", qa.question)
         if said:
             has = [any(t.name == said[1] for t in scene.shapes()) for scene in both]
