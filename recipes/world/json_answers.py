@@ -329,7 +329,9 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
             one, count = f"{colour} {name}", sum((t.colour, t.name) == (colour, name) for t in shapes)
         if rng.random() < 0.55:
             s = plural(one)
-            bare = () if one.endswith(" shape") else (s, s)  # "red shapes" may be a list of them
+            bare: tuple[str, ...] = (
+                () if one.endswith(" shape") else (s, s)
+            )  # "red shapes" may be a list of them
             yield make(
                 count,
                 number,
@@ -497,6 +499,7 @@ def _fields(scene: Scene, rng: random.Random) -> Iterator[Field]:
                 else (f"name of the {thing.colour} shape", f"which shape is {thing.colour}")
             ),
         )
+    more: tuple[str, ...]
     side = rng.choice(("left", "right", "top", "bottom"))
     found = farthest(scene, shapes, side) if len(shapes) > 1 else None
     if found:
