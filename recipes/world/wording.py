@@ -1758,7 +1758,7 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
         "(Delete|Remove|Erase|Hide|Drop|Get rid of|Take away|Cross out) (all the {ss}|everything {c}|the {c} "
             "one|all shapes|the word|the digit|it)( please|).",
         "(Undo|Redo|Save|Reset|Clear|Export|Close|Share|Upload|Zoom in|Zoom out|Select all|Go back)( please| "
-            "that| the picture|)(.|!|)",
+            "the picture|)(.|!|)",
         "(Flip|Mirror|Rotate|Turn|Tilt|Spin|Crop|Resize|Stretch|Blur|Sharpen) (the picture|the image|the {s}|"
             "it|everything)( by {n} degrees| a bit| please|).",
         "(Replace|Substitute) (the {s}|all {ss}|the {c} one) (with|by) (a {z}|{ac} {z}|{zs}|a photo of me|my "
@@ -1766,7 +1766,7 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
         "(Put|Place|Add|Insert) (a {s}|{ac} {s}|three {ss}|the {s}|my name|some text) (inside|on top of|next "
             "to|under|behind) (the {z}|a {z}|it)( please|).",
         "(Fill|Shade|Outline|Decorate|Cover|Underline) (the {s}|it|everything|the {c} {s}) (with|in) ({c}|"
-            "{d}|stripes|dots|gold|flowers|a pattern).",
+            "{d}|stripes|hearts|gold|flowers|a pattern).",
         "(Give|Draw) the {s} (a face|two eyes|a hat|a tail|legs|a {d} border|a shadow|a friend).",
         "(Write|Type|Print) (the word {s}|{c}|{n}|my name|the digit {n}|hello) (in|on|under|inside|next to) "
             "the {s}( please|).",
@@ -1792,8 +1792,8 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "have|an octagon|two {ss} have together|{n} {ss} have)?",
         "(Name|Tell me|What is|Draw|Give me) a (shape|figure|polygon) (with|that has) (five|six|seven|eight|"
             "no|{n}|many) (sides|corners|angles)(.|?|)",
-        "(What is|What's|Calculate|Compute|Find) the (area|perimeter|diagonal|volume|side length|height) of "
-            "a {s} (with|of) (side|width|radius|edge) {n}(?|.|)",
+        "(What is|What's|Calculate|Compute|Find) the (area|perimeter|volume|side length|height) of a {s} "
+            "(with|of) (side|width|radius|edge) {n}(?|.|)",
         "How (do|would|can) (I|you|we) (calculate|compute|find|work out|measure) the (area|size|perimeter|"
             "angle|radius) of (a|the) {s}?",
         "(What|How much) is (three|two|five|seven|nine|{n}) (plus|minus|times|and|divided by) (four|six|one|"
@@ -1807,34 +1807,34 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "apothem) (of|in) a {s}?",
         "(Prove|Show|Explain|Demonstrate) that (a {s} has equal sides|{ss} are round|two {ss} are congruent|"
             "every {s} is a {z}|the angles add up).",
-        "(Are|Can) (all|two|some|any) {ss} (similar|congruent|be parallel|regular|equal|be {zs}|polygons|"
-            "tile a floor)?",
-        "Is every {s} (a {z}|symmetric|the same|flat|a polygon|a rhombus|{c})?",
-        "(What|How many) {zs} (do you need to make|fit inside|make up|are needed to build|cover) a {s}?",
+        "(Are|Aren't) (all|any two|most) {ss} (similar|congruent|polygons|convex)( by definition| in "
+            "geometry|)?",
+        "Is every {s} (a {z}|symmetric by definition|a polygon|a rhombus|a quadrilateral)?",
+        "How many {zs} (do you need to make|fit inside|make up|are needed to build|cover) a {s}?",
         "What colou(r is|r does one associate with|r has) (the sky|grass|blood|the sea|a banana|a school bus|"
             "a fire engine|an emerald|a ruby|coffee|the White House)( at night| in summer|)?",
         "(Which|What) (planet|bird|fruit|gem|flower|animal|vegetable|metal|wine) is (always |usually |often |"
             ")({c}|called the {c} one|shaped like a {s})?",
         "What is the (biggest|brightest|nearest|oldest|smallest|hottest|most famous) star in the (universe|"
-            "galaxy|sky|night sky|solar system|film)?",
+            "galaxy|night sky|solar system|film)?",
         "What does a {c} (light|flag|card|heart|rose|button|sign|ribbon|traffic light) (mean|tell you|stand "
             "for)?",
-        "(What|Where) is (Red|Times|Trafalgar|Tiananmen|Leicester) Square?",
-        "(What|Where|Who|When) is (the Red Cross|the Bermuda triangle|the Arctic Circle|the Star of David|"
-            "the Black Sea|the Southern Cross|the North Star|the Love Triangle)?",
+        "(Who lives near|How do I get to|What happened on) (Red|Times|Trafalgar|Leicester) Square?",
+        "What is (the Bermuda triangle|the Arctic Circle|the Star of David|the Black Sea|the Southern Cross|"
+            "a love triangle)?",
+        "Who (founded|runs|pays|joined) the Red Cross?",
         "Who (lives in|sings about|lives on|works at|starred in) the ({c} house|{c} planet|North Star|{c} "
             "{s}|Red Cross|Arctic Circle)?",
         "(Which|What) (flag|country|club|logo|company|film) has (a {s}|{ac} {s}|{n} stars|a {c} cross|{c} "
             "and {d} stripes)( in it| on it|)?",
-        "(Who|What|Which film) (won|got) the (blue|red|black|{c}) (ribbon|card|belt|star|cross)?",
+        "Who (won|got) the (blue|red|black|{c}) (ribbon|card|belt|star|cross)?",
         "Why (are stop signs red|is the sky blue|are stars pointed|are wheels round|do stars shine|is snow "
             "so bright|are leaves green|are diamonds so hard)?",
-        "How (far away|old|hot|bright|big|heavy) (are|is) (the stars|a star|the nearest star|a diamond|the "
-            "North Star|the average {s})?",
+        "How (far away|old|hot|bright|big|heavy) is (a star|the nearest star|a diamond|the North Star|the "
+            "average {s})?",
         "How many (stars|diamonds|crosses|squares|colours|circles) are (there in the universe|on the "
             "American flag|on a chess board|in a deck of cards|in the rainbow|in the Olympic logo)?",
-        "(Who|What) (was|is) (the first to draw|known for|famous for|allergic to) ({ss}|{c} {ss}|a {s}|the "
-            "{s})?",
+        "Who (was|is) (the first to draw|known for|famous for|allergic to) ({ss}|{c} {ss}|a {s}|the {s})?",
         "What (happens|would happen) (if|when) (I|you|we) (mix {c} and {d}|remove the {s}|paint over the {s}|"
             "turn the {s} around|press the {c} button)?",
         "If (I|you|we|someone) (removed|deleted|moved|painted|turned|sold) the {s}, (would you mind|would it "
@@ -1847,8 +1847,8 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "without help|on water|if you pushed it|in real life|some day)?",
         "(What|Which) (shape|colour|color|word|number) (will|would|should) (come next|be next|I draw next|"
             "you have chosen|you add|I use at home)?",
-        "(Imagine|Say|Let's say) (the {s} is|that the {s} is|there is only) (a wheel|a house|a planet|made "
-            "of ice|your home)(. What now|, what then|. Where do you live)?",
+        "(Assume|Say|Let's say) (the {s} is|that the {s} is|there is only) (a wheel|a house|a planet|made of "
+            "ice|your home)(. What now|, what then|. Where do you live)?",
         "(Where|What) will the {s} be (tomorrow|in ten minutes|next year|when it moves|after the break)?",
         "How many (centimetres|centimeters|inches|metres|millimetres|feet|miles) (wide|long|tall|high|across|"
             "apart) (is the {s}|is it|are they|is the {c} one|are the {s} and the {z})?",
@@ -1858,9 +1858,9 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "hold|earn|cost in euros)?",
         "(What is|What's) the (real size|actual size|scale|weight|mass|temperature|speed|price|age|density) "
             "of (the {s}|this {s}|it|the {c} one|these shapes)?",
-        "(Give|State|Tell me) the size of the {s} in (centimetres|inches|square metres|feet|microns|points).",
-        "How many (seconds|minutes|hours|days) (does|did|will) (the {s}|it|the {c} {s}) (last|take|need|live|"
-            "stay here)?",
+        "(Give|State|Tell me) the size of the {s} in (centimetres|inches|square metres|feet|microns).",
+        "How many (seconds|minutes|hours|days) (does|did|will) (the {s}|it|the {c} {s}) (last|need|live|stay "
+            "here)?",
         "(Who|who) (drew|made|painted|coloured|put|left|wants|needs|paid for) (this|it|these|that|the {c} "
             "one|all the shapes|these {ss})( here| there|)?",
         "(When|when) (was|were) (it|this|the {s}|the picture|these|the {c} one) (made|drawn|painted|bought|"
@@ -1869,16 +1869,16 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "drawn that way|on the left|not {d})?",
         "Why (did|would|do) (you|they|someone|people|I) (draw|choose|use|paint|need|like) (a {s}|the {s}|"
             "{ss}|{c}|so many {ss}|this shape)?",
-        "What (is the reason for|is the story of|was the idea behind|is the point of|is the use of|is the "
-            "secret of) (the {s}|the {c} {s}|these shapes|the word|this picture)?",
-        "Whose (is the {s}|{s} is it|idea was the {s}|turn is it|drawing is that|{c} {s} is that)?",
+        "What (is the reason for|is the story of|was the idea behind|is the use of|is the secret of) (the "
+            "{s}|the {c} {s}|these shapes|the word|this picture)?",
+        "Whose (idea was the {s}|turn is it|fault is the {s}|favourite is {c})?",
         "(How|With what|With which tool|In which program) (was|were) (the {s}|the shapes|the picture|it) "
             "(made|drawn|created|rendered|painted)?",
         "(How long ago|Since when|Until when|How often) (is|was|has been) the {s} (there|{c}|drawn|in use|"
             "here)?",
         "(What is|What's) the (file size|format|licence|author|date|file name|artist|price|resolution) of "
             "(the|this) (picture|image|drawing)?",
-        "How (do you|do I|to|is) (spell|pronounce|write|say|spelled) ({s}|{c}|the word {s}|'{s}'|diamond|"
+        "How (do you|do I|to|would you) (spell|pronounce|hyphenate) ({s}|{c}|the word {s}|'{s}'|diamond|"
             "orange)(?|)",
         "(What is|What's|Give me|Tell me) the (plural|singular|opposite|adjective|past tense|stress|synonym|"
             "origin|etymology|anagram) of ({s}|{c}|'{s}'|the word {s})(?|.|)",
@@ -1893,25 +1893,26 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             "{ss} or {s}|\"gray\" or \"grey\")?",
         "(Synonym|Definition|Translation|Antonym|Meaning|Etymology) (of|for) ({s}|{c}|the word {s}|'{s}')(?|"
             ")",
-        "(What is|Define|Explain to me|Give a definition of) (a {s}|{c}|a shape|a digit|a colour|the word "
-            "'shape'|geometry)( in simple words| in one sentence| scientifically|)(?|.)",
+        "What is a (shape|colour|digit|{s}) (in simple words|by definition|in geometry)?",
+        "(Define|Explain to me|Give a definition of) (a {s}|{c}|a shape|a digit|a colour|the word 'shape'|"
+            "geometry)( in simple words| in one sentence| scientifically|)(?|.)",
         "(What is|Give me|Tell me) (another word|a nickname|slang|a fancy word|an old word|a better name) "
             "for ({s}|{c}|'{s}'|a {s})(?|.|)",
         "What (does|would) (it mean|it say about me|that tell you) (if|when|that) (I|someone|a child) (draws|"
             "always draw|dream of|like) ({ss}|a {s}|{c} {ss}|only {c})?",
         "(What is|What's) the (symbolism|hidden meaning|message|symbol|significance|history|psychology|"
             "power) (of|behind) (the {s}|{c}|a {s}|the {c} {s}|the colours)?",
-        "(Is|Does) (a|the) {s} (holy|a symbol of peace|lucky|stand for love|bring luck|a bad omen|pagan|mean "
-            "danger)?",
-        "(Which|What) (religion|zodiac sign|element|chakra|team|season|mood|number) (is|goes with|belongs to|"
+        "Is (a|the) {s} (holy|a symbol of peace|lucky|a bad omen|pagan)?",
+        "Does (a|the) {s} (stand for love|bring luck|mean danger|have magic powers)?",
+        "(Which|What) (religion|zodiac sign|element|chakra|team|season|number) (is|goes with|belongs to|"
             "uses) (the {s}|{c}|a {s}|the {c} {s})?",
         "Is (it|that|this|that one|everything) (bigger|smaller|larger|more|fewer|redder|better|further left) "
             "than(?|...| the?|)",
         "(bigger|smaller|larger|more {ss}|fewer {ss}|more|fewer|less) (than|than the|than a|or|or not)(?|...|"
             ")",
         "(left of|right of|above|below|next to|under|to the left of|over)( the| it| a|)(?|...|)",
-        "(Is|Does|Are|Would) (the {s}|the {c} {s}|there|the {ss}) (left|right|as|more|fewer|than|than the|"
-            "compared|as many)(?|...|)",
+        "(Is|Does|Are|Would) (the {s}|the {c} {s}|there|the {ss}) (as|more|fewer|than|than the|compared|as "
+            "many)(?|...|)",
         "Which (is|are|one is|of the two is|has) (the|more than|as|than|compared to|between the)(?|...|)",
         "(Is it|Are they|Is that) (the same as|as {c} as|equal to|similar to|different from|like|between|"
             "next to)(?|...|)",
@@ -1920,16 +1921,15 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
             ")(...|?|)",
         "(shape|colour|number|size|word|place) of the (colour|number|word|size) of (the shape of |)the "
             "(number|size|colour|picture of the word|word)(?|)",
-        "(the|a|is|of) (of|than|is|the|how) (the|many|is|which) ({s}|{c}|{ss}|colour)( of| the| is| than|)(?|"
+        "(the|a|is|of) (of|than|is|the|as) (the|many|is|which) ({s}|{c}|{ss}|colour)( of| the| is| than|)(?|"
             ")",
         "({s} {z} {s}|{c} {d} {c} {d}|{z} the {s} the|{s} is {c} is|{c} {c} {c}|{ss} {zs} of {ss}|{d} than "
             "{s})(?|.|)",
-        "(many|left|bigger|which|right) (how|is|the|colour|digit) ({ss}|{c}|than|above) (are|where|word|is|"
+        "(many|left|bigger|than|right) (how|is|the|colour|digit) ({ss}|{c}|than|above) (are|where|word|is|"
             "{d})(?|)",
-        "(How many|What|Where|Which) (is|are|of) the (left|above|bigger|than|how many|right) (of the|{c}|is|"
-            "what|are)( {s}| {z}|)?",
-        "What is the (colour|color|shape) of the (left|number of the right|more|bigger than|question|how "
-            "many|counting|below)?",
+        "(How many|What|Where) (is|of) the (how many|than|which|more|of) (of the|is|what|are)( {s}| {z}|)?",
+        "What is the (colour|color|shape) of the (number of the right|more|bigger than|question|how many|"
+            "counting)?",
         "Is the (colour|number|shape|size) (left of|bigger than|above|more than|below) the (colour|word of "
             "the shape|number|counting)?",
         "(Count|Describe|Read|Point at|Find) the (above|than|colour of the how|left of|which of the|more|"
@@ -1938,8 +1938,8 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
         "(How many|how much) ({c} is the {s}|does {c} {s}|left is the {s}|bigger is {c}|{s} is it in a {z}|"
             "colour is {c})?",
         "(In|On|At) the ({c} {s} of the {z}|{s} than the|how many of the|{s} of the {c} of the {z})(?|.|)",
-        "(What|Which) (is the {s} of the {z}|{s} is the {c} of|number is {c}|digit is the {s}|word is bigger "
-            "than the|colour is the how many)?",
+        "(What|Which) (is the {s} of the {z}|{s} is the {c} of|digit is the {s}|word is bigger than the|"
+            "colour is the how many)?",
         "(I|We|My son) (have|has|saw|bought|lost|found|ate|need|want) (a {s}|two {ss}|{n} {ss}|{ac} {s}|a "
             "{c} car|a {s} cake)( yesterday| in town| at school| at home|).",
         "(I|We|They) (think|hope|know|guess) (the {s} is wonderful|{c} is a warm colour|that's enough {ss}|"
@@ -1949,20 +1949,19 @@ _OF_ITS_WORDS = {  # what its words are in, and no drawing of it answers
         "(Do|Did|Can|Could) you (remember|forget|dream of|lie about|feel|smell|touch|buy me|bring me|lend me|"
             "sell me) (the {s}|{ac} {s}|a {s}|my {s})?",
         "(How|Where|When) did you learn (to count|about {ss}|to read|the colours|to see|the word {s})?",
-        "(Are you|Is your answer|How sure are you|Were you) (certain|sure about the {s}|always right|right "
-            "last time|guessing|lying about the {s})?",
+        "(Are you|Were you|Is your answer) (certain|sure about the {s}|always right|right last time|guessing|"
+            "lying about the {s})?",
         "(Is|Was) the (answer|question|test|game|story|lesson) (about the {s}|{c}|about {ss}|hard|over|too "
             "easy|fair|finished)?",
-        "(Play|Sing|Teach me|Show me) (a game with {ss}|a song about {c}|the rules of tic-tac-toe|noughts "
-            "and crosses|how to draw a {s}|to count)(.|)",
-        "(Quiz me|Ask me something|Tell me a fact|Give me a riddle|Teach my child|Make a worksheet) (about|"
-            "on) ({ss}|shapes|colours|{c}|counting|the {s})(.|)",
+        "(Teach me|Show me) (a game with {ss}|a song about {c}|the rules of tic-tac-toe|noughts and crosses|"
+            "how to draw a {s}|to count)(.|)",
+        "(Quiz me|Ask me something|Tell me a fact|Give me a riddle|Teach my child|Make a worksheet) about "
+            "({ss}|shapes|colours|{c}|counting|the {s})(.|)",
         "(Buy|Order|Sell|Find me online|Ship) (a {s}|{ac} {s}|{n} {ss}|some {c} paint|a {c} dress)( for me| "
             "please| by Friday|).",
-        "(What|How) should I (call my {s}|do with the {s}|wear with {c}|name the {c} {s}|paint next|frame my "
-            "{s}|give my {s} for lunch)?",
-        "Is (the {s}|the {c} {s}|it) (still|already|ever|always|never) (there at night|for sale|in stock|"
-            "been {d}|wet|moving|finished|cold)?",
+        "(What|How) should I (do with the {s}|wear with {c}|paint next|frame my {s}|give my {s} for lunch)?",
+        "Is (the {s}|the {c} {s}|it) (still|already|ever|always|never) (there at night|for sale|in stock|wet|"
+            "tired|cold)?",
         "(Continue|Finish|Complete|Invent) (the pattern|the series|the drawing|the {s}|the row of {ss}|a "
             "story about the {s})( for me| please|).",
         "(Compare|Contrast) (a {s} with love|{c} with sadness|the {s} with the one from yesterday|my {s} "
@@ -1997,7 +1996,7 @@ _HALVES = {  # of questions: nothing says what they ask for
         "(Would you say the|Would you say|The|The {c}|A|And the|And|Or|than the {s}|of the {c}|or the "
             "{z}|is the|than|are there|in the picture|the picture|please|right|or not|what "
             "about|how about the)(|...|?)",
-        "(the {s}|the {c} {s}|the {ss}|the {c}|the word|the digit|the shapes|the colour|the number)(|.|...)",
+        "(the {s}|the {c} {s}|the {ss}|the {c}|the shapes|the colour|the size)(|.|...)",
         "({c}|{c} and {d}|{c} or|not {c}|{c} or {d}|very {c}|and {c}|{c} but|so {c}|{c} with)(|.|...)",
         "(and {s}|and the {s}|or {s}|but the {s}|with the {s}|of {ss}|on the {s}|from the {s}|for the {s}|by "
             "the {s})(|...|?)",
@@ -2007,14 +2006,14 @@ _HALVES = {  # of questions: nothing says what they ask for
             "the|where the|what if|why|when|who|whose)(|...|?)",
         "(in|in the|in this|on|at the|to the|to the left|on the right|next to|between|between the {s} and|in "
             "front of)(|...)",
-        "(How many {c}|How many shapes are left|How many {ss} are to the|How many of the {c}|How many are "
-            "bigger than|How many are not)(|...| the)",
+        "(How many {c} or|How many shapes are left of|How many {ss} are to the|How many of the {c}|How many "
+            "are bigger than|How many are not)(|...| the)",
         "(What colour|What color|What shape|Which {s}|Which word|What is the colour|What is the shape of|"
             "What colour has) (the|of|of the|is a|and|or)(|...|?)",
         "(The {s} is|The {c} {s} is|The {s} and|The {s} has|The {s} that|The {s}, the {z}|The {ss} are|The "
             "{s} which is)(|...)",
-        "(Is the {s} the|Is the {s} as|Is the {s} more|Is there a {c}|Is there more|Is the {s} or|Are the "
-            "{ss}|Are the {c} ones|Is it the {s} or)(|...)",
+        "(Is the {s} the|Is the {s} as|Is the {s} more|Is there a {c} and|Is there more|Is the {s} or|Are "
+            "the {ss}|Are the {c} ones|Is it the {s} or)(|...)",
         "(Point at|Point to|Find|Find the|Detect the|Draw a box|Where is a|Box the|Describe the|Read the|"
             "List the|Show me the)(|...)",
         "(yes|no|maybe|yes or no|not the {s}|the other one|same|again|another|next|more|less|and|than|then|"
@@ -2064,7 +2063,8 @@ _FOREIGN = {  # what drawings do answer, but not in these languages
         "(Скільки кіл на малюнку|Якого кольору зірка|Де квадрат|Що ти бачиш)?",
         "Berapa (lingkaran|segitiga|bintang|kotak) (yang ada|yang kamu lihat|di gambar)?",
         "(Apa warna|Di mana) (bintang|lingkaran|kotak|segitiga) itu?",
-        "(Có bao nhiêu hình tròn|Ngôi sao màu gì|Hình vuông ở đâu)?", "(원이 몇 개 있나요|별은 무슨 색인가요|무엇이 보이나요)?",
+        "(Có bao nhiêu hình tròn|Ngôi sao màu gì|Hình vuông ở đâu)?",
+        "(별은 무슨 색인가요|원이 몇 개 있나요|무엇이 보이나요)?",
         "(كم عدد الدوائر|ما لون النجمة|أين المربع)؟",
         "(Quot circuli sunt|Quo colore est stella|Ubi est quadratum|Quid vides)?",
         "(Kiom da cirkloj estas|Kiukolora estas la stelo|Kie estas la kvadrato)?",
@@ -2146,8 +2146,8 @@ _CHAT = {
             "a new chat|the timer|the radio)( please|).",
         "(Set|Cancel|Book) (an alarm|a timer|a table|a taxi|a meeting) for (noon|{n} minutes|tonight|two "
             "people|Monday)( please|).",
-        "(Send|Forward|Reply to|Attach|Read out) (the mail|this message|my invoice|the letter|the file) (to "
-            "my boss|to Anna|again|as a PDF)( please|).",
+        "(Send|Forward|Reply to|Attach|Delete) (the mail|this message|my invoice|the letter|the file) (to my "
+            "boss|to Anna|again|as a PDF)( please|).",
         "(I|We) (don't|do not) (understand|know|care|like it|want that|agree|see why|remember)( you| at all| "
             "anymore|).",
         "(Is|Are) (there a God|you alive|you busy|we alone|it late|it Friday|you listening|they married|"
