@@ -122,6 +122,10 @@ _ORDERS = (
     "describe ",
     "enumerate ",
     "add ",
+    "identify ",
+    "say ",
+    "find ",
+    "read ",
     "i want ",
     "please ",
 )

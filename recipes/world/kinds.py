@@ -318,7 +318,7 @@ def _any_other(scene: Scene, rng: random.Random) -> QA | None:
         f"{with_article(noun)}|some {noun}) (of another|"
         f"of a different|in another|with a different) {kind} than "
         f"{said if by_colour else 'the ' + plural(said)}"
-        f"|(any|are there any|are there) {many} (besides|other than|apart from|except|beside) "
+        f"|(any|are there any|are there) {many} (besides|other than|apart from|except) "
         f"{'the ' + said + ' ones' if by_colour else 'the ' + plural(said)}|"
         f"(any|is there any) non-{said} {noun}{_THERE}|is (anything|something) (here|there|) (not|other "
         f"than) {so})?"
@@ -471,12 +471,13 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
             f"does every {{o}} have the {COLOUR} {{c}}|{MIND} all the {{t}} are {{c}}{TRUE}|"
             f"is {{c}} the only {COLOUR} of the {{t}}|are all the {{t}} {{c}} or not|every {{o}} is "
             f"{{c}}{TAG}|"
-            "is it true that all the {t} are {c}|only {c} {t}, no others, (right|yes or no))?"
+            "is it true that all the {t} are {c})?"
         )
         return pose(
             "exists", rng, form, yes_no(all(t.colour == said for t in found)), t=plural(name), o=name, c=said
         )
     said = rng.choice([*colours, rng.choice(COLOURS)])
+    alone = only_shapes(scene)
     if rng.random() < 0.5:
         form = (
             f"(are {them} {{c}}|is every {many[:-1]} {{c}}|is each {many[:-1]} {{c}}|are {them} {{c}} ones|"
@@ -485,14 +486,16 @@ def _all_alike(scene: Scene, rng: random.Random) -> QA | None:
             f"{{c}}|"
             f"{MIND} {them} are {{c}}{TRUE}|does every {many[:-1]} have the {COLOUR} {{c}}|{many}: all "
             f"{{c}}|"
-            f"nothing but {{c}} {many}{TAG}|are there only {{c}} {many}|are {them} {{c}} or not)?"
+            f"{f'nothing but {{c}} {many}{TAG}|are there only {{c}} {many}|' if alone else ''}"
+            f"are {them} {{c}} or not)?"
         )
         return pose("exists", rng, form, yes_no(all(t.colour == said for t in shapes)), c=said)
     name = rng.choice(list(names))
     form = (
-        f"(are {them} {{t}}|is every {many[:-1]} {{a}}|is each {many[:-1]} {{a}}|did I draw (only|nothing "
-        f"but|"
-        f"just) {{t}}|are there only {{t}}|{IF} {them} are {{t}}.|every {many[:-1]} is {{a}}{TAG}|"
+        f"(are {them} {{t}}|is every {many[:-1]} {{a}}|is each {many[:-1]} {{a}}|"
+        f""
+        f"{'did I draw (only|nothing but|just) {t}|are there only {t}|' if alone else ''}"
+        f"{IF} {them} are {{t}}.|every {many[:-1]} is {{a}}{TAG}|"
         f"{MIND} {them} are {{t}}{TRUE}|only {{t}} and no other {many}{TAG}|{many}: all {{t}}|"
         f"were {them} drawn as {{t}}|is {{a}} what every {many[:-1]} is|are {them} {{t}} or not)?"
     )

@@ -83,6 +83,11 @@ def letter_places(word: Thing, scene: Scene) -> list[list[int]]:
     return [[x1, top, x2, bottom, (x1 + x2) // 2, middle] for x1, x2 in pairwise(edges)]
 
 
+def _may_be_refused(qa: QA) -> bool:
+    """Whether who is not sure of its answer may say so; not where the answer's first token is its form's."""
+    return isinstance(qa, Computed) and qa.answer[0] not in "{["
+
+
 class WorldStream(ShapesStream):
     """Yields batches as dicts of tensors, as `ShapesStream` does. `images` cuts drawings into tiles.
 
@@ -313,7 +318,8 @@ class WorldStream(ShapesStream):
                 about = [
                     *sample_questions(scene, rng, 7, _MIX),
                     *ask_more(scene, rng, 2),
-                    *ask_kinds(scene, rng, 3),
+                    *ask_kinds(scene, rng, 2),
+                    *ask_sets(scene, rng, 2),
                 ]
                 about += [ask_place(scene, rng, most=MAX_THINGS), ask_absent(scene, rng)]
                 about += [ask(scene, rng, "describe")] * (rng.random() < 0.2)
@@ -363,8 +369,11 @@ class WorldStream(ShapesStream):
             *sample_questions(scene, rng, 3),
             ask_place(scene, rng),
             ask_list(scene, rng),
-            *ask_kinds(scene, rng, 3),
+            *ask_kinds(scene, rng, 2),
+            *ask_sets(scene, rng, 2),
+            *two_turns(scene, rng)[:1],
         ]
+        asked += [ask_object(scene, rng)] if rng.random() < 0.3 else []
         asked += [QA("outside", ask_outside(rng, self.config.split), "") for _ in range(2)]
         rng.shuffle(asked)
         refused = [QA("outside", qa.question, REFUSAL) for qa in asked if qa is not None]
@@ -395,6 +404,7 @@ class WorldStream(ShapesStream):
             first = start - len(answered[0])
             row["labels"][first:start] = answered[1]
             self._mark_answer(row, first, answered[0], opening, opening.scene or scene)
+            row["unsure"][first] = _may_be_refused(opening)
         at, document = start, 0
         for turns in conversations:
             blind = turns[0].family == "alone"
@@ -416,7 +426,7 @@ class WorldStream(ShapesStream):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = labels
-                row["unsure"][stop - len(answer)] = isinstance(qa, Computed) and qa.answer[0] not in "{["
+                row["unsure"][stop - len(answer)] = _may_be_refused(qa)
                 about = qa.scene or scene
                 if about is not None and not blind:
                     self.mark_nouns(row, at, text, at + len(question) - 1, about)

@@ -418,7 +418,7 @@ def _more_things(scene: Scene, rng: random.Random) -> list[QA]:
     ]
     if rng.random() < 0.4:
         known = [(f"{c} (ones|shapes)", colours[c]) for c in COLOURS if colours[c] or rng.random() < 0.3]
-    if len(known) < 2:
+    if len(known) < 2 or not names:
         return []
     picked = rng.sample(known, min(len(known), 3))
     first = "(how many {t} (are there|do you see|did i draw|does it have)|count the {t})?"

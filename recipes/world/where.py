@@ -522,7 +522,8 @@ def _rows(scene: Scene, axis: int) -> list[list[Thing]]:
     for gap, thing in zip(gaps, ordered[1:]):
         rows += [[]] if gap >= 0.6 * wide else []
         rows[-1].append(thing)
-    spread = max(abs(a.y - b.y) if axis else abs(a.x - b.x) for row in rows for a in row for b in row)
+    middle = dict(zip(map(id, ordered), middles))
+    spread = max(middle[id(row[-1])] - middle[id(row[0])] for row in rows)
     apart = all(
         max(boxes[id(t)][2 + axis] for t in one) < min(boxes[id(t)][axis] for t in two)
         for one, two in pairwise(rows)
@@ -542,7 +543,7 @@ def ask_row(scene: Scene, rng: random.Random) -> QA | None:
     names = [(f"(top{upper}|first|topmost)", "(left|first|leftmost|left-hand)")[1 - axis]] if i == 0 else []
     if i == len(rows) - 1:
         names.append((f"(bottom{lower}|last|lowest)", "(right|last|rightmost|right-hand)")[1 - axis])
-    names += [_NTH[i - 1][0]] * (i > 0)
+    names += [_NTH[i - 1][0]] if 0 < i <= len(_NTH) else []
     names += ["middle"] if len(rows) == 3 and i == 1 else []
     row = f"{rng.choice(names)} {noun}"
     things = rows[i] if axis else sorted(rows[i], key=lambda t: t.y)
@@ -667,7 +668,7 @@ def ask_biggest(scene: Scene, rng: random.Random) -> QA | None:
         f"looks|has been "
         f"drawn) (the |){most}|{WHAT} {ones} is (the |){most}|the {most} {noun}( is what| is which|"
         f", please|)|"
-        f"(find|name|identify|give me|tell me|say|show) the {most} {noun}|{most} {noun}|"
+        f"(name|identify|give me|tell me|say) the {most} {noun}|{most} {noun}|"
         f"{WHAT} {noun} has the {most} size|(what's|what is) the {most}( one|)( of (all|them)|) {ones})?"
     )
     if rng.random() < 0.3:

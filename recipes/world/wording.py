@@ -1354,11 +1354,12 @@ _BRIEF = re.compile(
 _LONG = re.compile(
     r"\b(list|describe|descri\w+|all|each|every\w*|box\w*|bbox\w*|point\w*|detect|locate|locali[sz]e|"
     r"shapes? and|colou?rs|show|enumerate|mark|what shapes|which shapes|name the shapes|everything|"
-    r"coordinates|location|position of|from left|from top|things|find|where is the [a-z ]+\?$|where are)\b",
+    r"coordinates|location|position of|from left|from top|things|find|"
+    r"rows?|columns?|line|them|where is the [a-z ]+\?$|where are)\b",
     re.I,
 )
 _ONE_PIECE = re.compile(r"(What|Which|How|Is|Are|Does|Do|Can|Where)[\w' ]+\?", re.I)
-_WORDY = re.compile(r"\b(one|single|a) word(?! or phrase)", re.I)
+_WORDY = re.compile(r"\b(one|single|a)[ -]word(?! or phrase)", re.I)
 _FRAMES = (
     "Question: {q} Answer:", "Question: {q}\nAnswer:", "Q: {q} A:", "Q: {q}\nA:", "Q: {q}", "Question: {q}",
     "USER: {q}", "Question: {q}\nShort answer:", "<question>{q}</question>", "## Question\n{q}",
