@@ -806,7 +806,10 @@ def test_an_image_that_is_read_after_another_was_refused_takes_no_room(internet,
 
 @pytest.mark.slow
 def test_the_log_has_a_line_for_a_request_without_its_content(caplog):
-    with running() as here, caplog.at_level(logging.INFO, "ocelli.server"):  # no others are late
+    with (
+        running() as here,
+        caplog.at_level(logging.INFO, "ocelli.server"),
+    ):  # those of earlier requests are over
         here.ask("Is the secret out?", user="secret")
         here.ask(**{"secret": 1})
         for fields in ({"n": "secret"}, text_only([{"type": "secret"}]), {"stop": [["secret"]]}):

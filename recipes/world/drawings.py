@@ -22,7 +22,7 @@ _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer s
 _SMALLEST_SHAPE = 0.07  # diameter
 _THINNEST = 0.005  # line in place of a filled shape
 _ROUNDEST = 0.8  # width over height of a printed zero: a rounder one would be a circle
-_ALIKE = 0.25  # share of drawings with shapes of one colour or kind, or all but one: by chance there are none
+_ALIKE = 0.25  # share of training's drawings in any look with shapes of one colour or kind, or all but one
 _LEGIBLE = 7  # pixels of a word's height: nobody reads less
 
 
@@ -85,14 +85,17 @@ def _alike(things: list[Thing], rng: random.Random) -> list[Thing]:
         return things
     model, kept = things[rng.choice(shapes)], rng.choice(shapes) if rng.random() < 0.4 else None
     which = rng.random()
-    same = {"colour": model.colour} if which < 0.5 else {"name": model.name}
-    same |= {"colour": model.colour} if which > 0.9 else {}
-    return [replace(t, **same) if i in shapes and i != kept else t for i, t in enumerate(things)]
+    of_one_colour, of_one_kind = which < 0.5 or which > 0.9, which >= 0.5
+    for i in shapes:
+        if i != kept:
+            colour = model.colour if of_one_colour else things[i].colour
+            things[i] = replace(things[i], colour=colour, name=model.name if of_one_kind else things[i].name)
+    return things
 
 
 def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
-    """Two to eight shapes of few kinds, in one to three rows along the longer side: as people draw what is to
-    be counted."""
+    """Two to eight shapes of few kinds, in one row or two along the longer side, in training three as well: as
+    people draw what is to be counted."""
     count = rng.randint(2, MAX_THINGS)
     rows = 2 if count >= 4 and rng.random() < 0.3 else 1
     if split == looks.TRAIN and count >= 4 and rng.random() < 0.4:

@@ -20,7 +20,7 @@ from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_place, follow_up, is_there
 from recipes.world.renderers import drawable, render_matplotlib, render_svg
 from recipes.world.scene import NOT_UNDERSTOOD, REFUSAL, Thing
-from recipes.world.wording import ask_outside
+from recipes.world.unanswerable import ask_outside
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, SHAPES, Scene
 

@@ -713,31 +713,24 @@ def _ground(scene: Scene, rng: random.Random) -> QA | None:
 
 
 Asker = Callable[[Scene, random.Random], QA | None]
-_KINDS: tuple[Asker, ...] = (
+KINDS: tuple[Asker, ...] = (
     _count_of_two, _count_of_two, _not, _not, _exactly, _exactly, _all_alike, _all_alike, _same_as,
     _which_are, _which_are, _colours, _colours, _how_many_kinds, ask_referent, ask_referent,
     ask_referent, ask_referent, ask_beside, ask_beside, ask_beside, ask_near_or_between,
     ask_near_or_between, ask_corner, ask_corner, ask_corner, ask_half, ask_extreme, ask_extreme,
     ask_size, ask_size, _ground, _ground, ask_letters, ask_letters, ask_letters, ask_of_text,
 )  # fmt: skip
-_SETS: tuple[Asker, ...] = (
+MORE_KINDS: tuple[Asker, ...] = (
     _both, _both, _both, _any_other, _any_other, _fewer, _fewer, ask_in_order, ask_in_order, ask_row,
     ask_row, ask_row, ask_row, ask_biggest, ask_biggest, ask_biggest, ask_biggest,
 )  # fmt: skip
 
 
-def ask_kinds(scene: Scene, rng: random.Random, count: int) -> list[QA]:
+def ask_kinds(scene: Scene, rng: random.Random, count: int, askers: tuple[Asker, ...] = KINDS) -> list[QA]:
     """Up to `count` of these questions, mostly of different kinds."""
     found: list[QA] = []
-    askers = rng.sample(_KINDS, len(_KINDS))
-    while askers and len(found) < count:
-        qa = askers.pop()(scene, rng)
+    left = rng.sample(askers, len(askers))
+    while left and len(found) < count:
+        qa = left.pop()(scene, rng)
         found += [qa] if qa is not None else []
     return found
-
-
-def ask_sets(scene: Scene, rng: random.Random, count: int) -> list[QA]:
-    """Up to `count` about both and either, what there is fewer of, order, rows and sizes."""
-    askers = rng.sample(_SETS, len(_SETS))
-    found = (asker(scene, rng) for asker in askers)
-    return [qa for _, qa in zip(range(count), (qa for qa in found if qa is not None))]

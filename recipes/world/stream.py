@@ -25,12 +25,13 @@ from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_wo
 from recipes.world.computed import Computed
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from recipes.world.json_answers import ask_object, ask_unknown_object
-from recipes.world.kinds import ask_kinds, ask_sets
+from recipes.world.kinds import MORE_KINDS, ask_kinds
 from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from recipes.world.scene import NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
 from recipes.world.turns import first_or_second, lean_on, two_turns
-from recipes.world.wording import as_typed, ask_outside, lead_in, reword, system_prompt
+from recipes.world.unanswerable import ask_outside
+from recipes.world.wording import as_typed, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
 from shapes.world import COLOURS, MAX_THINGS, QA, SHAPES, Scene, Thing
 
@@ -269,7 +270,9 @@ class WorldStream(ShapesStream):
         asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2)))]
         asked += [self._not_understood(rng) for _ in range(rng.choice((1, 2, 3)))]
         asked += ask_more(scene, rng, rng.randint(2, 4))
-        asked += ask_kinds(scene, rng, rng.randint(8, 12)) + ask_sets(scene, rng, rng.randint(6, 9))
+        asked += ask_kinds(scene, rng, rng.randint(8, 12)) + ask_kinds(
+            scene, rng, rng.randint(6, 9), MORE_KINDS
+        )
         if rng.random() < 0.1:
             asked.append(thing_as_json(scene, rng))
         asked += sample_questions(scene, rng, 12, _MIX)
@@ -319,7 +322,7 @@ class WorldStream(ShapesStream):
                     *sample_questions(scene, rng, 7, _MIX),
                     *ask_more(scene, rng, 2),
                     *ask_kinds(scene, rng, 2),
-                    *ask_sets(scene, rng, 2),
+                    *ask_kinds(scene, rng, 2, MORE_KINDS),
                 ]
                 about += [ask_place(scene, rng, most=MAX_THINGS), ask_absent(scene, rng)]
                 about += [ask(scene, rng, "describe")] * (rng.random() < 0.2)
@@ -370,7 +373,7 @@ class WorldStream(ShapesStream):
             ask_place(scene, rng),
             ask_list(scene, rng),
             *ask_kinds(scene, rng, 2),
-            *ask_sets(scene, rng, 2),
+            *ask_kinds(scene, rng, 2, MORE_KINDS),
             *two_turns(scene, rng)[:1],
         ]
         asked += [ask_object(scene, rng)] if rng.random() < 0.3 else []

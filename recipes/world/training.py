@@ -35,13 +35,13 @@ from recipes.world.asking import as_json, ask_both, ask_more, of_one, thing_as_j
 from recipes.world.attention import AttentionOnCPU
 from recipes.world.faces import families
 from recipes.world.json_answers import ask_object
-from recipes.world.kinds import ask_kinds
+from recipes.world.kinds import MORE_KINDS, ask_kinds
 from recipes.world.outside import check_installed
 from recipes.world.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from recipes.world.scene import KNOWS, NO_IMAGE, NOT_UNDERSTOOD, REFUSAL
 from recipes.world.settings import WorldConfig
 from recipes.world.stream import WorldStream, WorldStreamConfig, branch_mask
-from recipes.world.turns import first_or_second, lean_on
+from recipes.world.turns import first_or_second, lean_on, two_turns
 from recipes.world.vocabulary import MOST_NUMBER, build_tokenizer
 from recipes.world.wording import as_typed, lead_in, reword, system_prompt
 from shapes import ask, sample_questions, sample_scene
@@ -83,7 +83,9 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
                 for qa in ask_kinds(scene, rng, 6)
                 if not scene.first("word") or scene.first("word").name not in qa.question
             ),
+            *ask_kinds(scene, rng, 3, MORE_KINDS),
             *lean_on(scene, rng),
+            *two_turns(scene, rng),
             ask_object(scene, rng),
             thing_as_json(scene, rng),
         ]
@@ -160,10 +162,10 @@ def number_loss(logits: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
 
 
 def refusal_loss(logits: Tensor, targets: Tensor, refusal: int, least: float) -> Tensor:
-    """Summed loss of the first tokens of answers (N, vocabulary) that may be refused instead: the answer is
-    learnt as if there were no refusal, and the refusal is to be the likelier of both where the likeliest
-    answer is right less often than `least`: being refused costs 1 - least if it is right, and answering
-    costs `least` if it is wrong."""
+    """Summed loss of the first tokens of answers (N, vocabulary) that may be refused instead. The answer is
+    learnt as if there were no refusal; and the first token of a refusal, of a picture as of a question, is to
+    be the likelier of both where the likeliest token is right less often than `least`: to refuse costs
+    1 - least where it is right, and to answer costs `least` where it is wrong."""
     logits = logits.float()
     refused = logits[:, refusal]
     answers = logits.index_fill(1, torch.tensor([refusal], device=logits.device), -torch.inf)
@@ -197,18 +199,14 @@ class WorldLoss(ShapesLoss):
         self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
         for head in (self.places, self.noun_places):
             head.watch(model.language_model)
-        self.refusal, self.refuse_below = (
-            tokenizer.encode(" " + NOT_UNDERSTOOD, add_special_tokens=False)[0],
-            config.refuse_below,
-        )
-        self._unsure: Tensor | None = None
+        self.refuse_below = config.refuse_below
+        self.refusal = tokenizer.encode(" " + NOT_UNDERSTOOD, add_special_tokens=False)[0]
         # Neither where the forward pass runs again in the backward pass nor where it is compiled.
         self.keeps = not (config.activation_checkpointing or config.compile)
 
     def forward(
         self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        self._unsure = batch.get("unsure")
         with AttentionOnCPU() if self.keeps else nullcontext():
             return super().forward(batch, vision_only, counts)
 
@@ -224,19 +222,18 @@ class WorldLoss(ShapesLoss):
     def mask(self, segment_ids: Tensor) -> Tensor:
         return branch_mask(segment_ids)
 
-    def of_answers(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def of_answers(self, hidden: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Summed over labelled tokens. Those of one digit are as often a count: they are like any word."""
-        head = self.model.language_model.lm_head
+        head, labels = self.model.language_model.lm_head, batch["labels"]
         is_number = torch.isin(labels, self.numbers[10:])
-        apart = is_number
-        if self.refuse_below and self._unsure is not None:
-            apart = is_number | self._unsure
-        total = super().of_answers(hidden, labels.masked_fill(apart, IGNORE_INDEX))
+        unsure = batch["unsure"] & ~is_number & (labels != IGNORE_INDEX)
+        unsure = unsure if self.refuse_below else torch.zeros_like(unsure)
+        others = labels.masked_fill(is_number | unsure, IGNORE_INDEX)
+        total = super().of_answers(hidden, batch | {"labels": others})
         values = torch.searchsorted(self.numbers[10:], labels[is_number]) + 10
         total = total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
-        if apart is is_number:
+        if not self.refuse_below:
             return total
-        unsure = apart & ~is_number & (labels != IGNORE_INDEX)
         logits = head(hidden[:, :-1][unsure[:, 1:]])
         return total + refusal_loss(logits, labels[unsure], self.refusal, self.refuse_below)
 

@@ -393,27 +393,9 @@ def ask_half(scene: Scene, rng: random.Random) -> QA | None:
 
 # ------------------------------------------------------------------------------- extremes, order and rows
 def ask_extreme(scene: Scene, rng: random.Random) -> QA | None:
-    """Which lies farthest to a side, of all or of one kind; whether one does; the second from a side."""
+    """Which lies farthest to a side, of all or of one kind; whether one does."""
     shapes, noun = scene.shapes(), nouns_for(scene, rng)[0]
     side = rng.choice(list(AXES))
-    if len(shapes) > 2 and only_shapes(scene) and side in ("left", "right") and rng.random() < 0.2:
-        ordered = sorted(shapes, key=lambda t: -AXES[side][1] * t.x)
-        gaps = [abs(a.x - b.x) * max(1.0, scene.aspect) for a, b in pairwise(ordered)]
-        k = rng.randint(1, min(3, len(ordered) - 1))
-        if min(gaps[: k + 1]) < 0.1:
-            return None
-        put = f"{('second', 'third', 'fourth')[k - 1]} from the {side}"
-        form = (
-            f"({WHAT} (shape |one |thing |)is (the |){put}|what's (the |){put}|{put}(:|,| -) what is it|"
-            f"{TELL} (what|which one) is {put}.|the {put} is what|what did I draw {put}|{put} =|"
-            f"(which|what) (one|shape|thing) (comes|do you see|stands) {put}|name the {put}.|{SO} what is "
-            f"{put}|"
-            f"count from the {side}: what is the {put.split()[0]}|from the {side}, which is the "
-            f"{put.split()[0]} "
-            f"one|the {put.split()[0]} one from the {side}, what is it|{put}, (what|which) shape is it|"
-            f"going from the {side}, what comes {put.split()[0]})?"
-        )
-        return one_of(rng, form, ordered[k])
     if rng.random() < 0.3:
         several = [name for name, count in tally(scene)[0].items() if count > 1]
         if not several:
@@ -637,45 +619,34 @@ def ask_size(scene: Scene, rng: random.Random) -> QA | None:
             f"is the {{t}} {than} than all (the |)other {noun}s)?"
         )
         return pose("exists", rng, form, yes_no(thing is found), t=rng.choice(phrases))
-    form = (
-        f"({WHAT} ({noun} |of the {noun}s )is (the |){most}|what's the {most} {noun}|"
-        f"(name|tell me) the {most} {noun}|{WHAT} {noun} (looks|seems|appears) {most}|the {most} {noun}(:|"
-        f",| -) "
-        f"what is it|the {most} {noun} is (what|which one)|{TELL} which {noun} is (the |){most}.|{most} "
-        f"{noun} =|"
-        f"which {noun} did I (draw|make) (the |){most}|which {noun} was drawn (the |){most}|of all the "
-        f"{noun}s, "
-        f"which is (the |){most}|(identify|report|give) the {most} {noun}.|what is it, the {most} {noun}|"
-        f"which {noun} is it that is (the |){most}|{SO} which {noun} is (the |){most}|what is the {noun} "
-        f"that is "
-        f"{most}|look at the {most} {noun}. What is it|which {noun} is "
-        f"{'bigger' if biggest else 'smaller'} than "
-        f"all the others|{TELL} what the {most} {noun} is.)?"
-    )
-    return one_of(rng, form, found)
+    return ask_biggest(scene, rng)
 
 
 def ask_biggest(scene: Scene, rng: random.Random) -> QA | None:
-    """The biggest or smallest of all: it is asked for more often than `ask_size` does."""
+    """The biggest or smallest of all: which it is, or its colour."""
     biggest, noun = rng.random() < 0.5, nouns_for(scene, rng)[0]
     found = extreme_size(scene.shapes(), biggest)
     if found is None:
         return None
     most = "(biggest|largest|greatest|most big)" if biggest else "(smallest|tiniest|littlest|least big)"
-    ones = f"of (the {noun}s|all {noun}s|all the {noun}s)"
-    form = (
-        f"({WHAT} (is|was|would be) the {most} {noun}|{WHAT} {noun} (is|was drawn|did they draw|"
-        f"looks|has been "
-        f"drawn) (the |){most}|{WHAT} {ones} is (the |){most}|the {most} {noun}( is what| is which|"
-        f", please|)|"
-        f"(name|identify|give me|tell me|say) the {most} {noun}|{most} {noun}|"
-        f"{WHAT} {noun} has the {most} size|(what's|what is) the {most}( one|)( of (all|them)|) {ones})?"
-    )
-    if rng.random() < 0.3:
+    it, all_of = f"the {most} {noun}", f"of (the|all|all the) {noun}s"
+    if rng.random() < 0.25:
         form = (
-            f"({WHAT} {COLOUR} (is|has) the {most} {noun}|(what's|what is|name) the {COLOUR} of "
-            f"the {most} "
-            f"{noun}|the {most} {noun}(:|,) {WHAT} {COLOUR}( is it|)|{COLOUR} of (the |){most} {noun})?"
+            f"({WHAT} {COLOUR} (is|has) {it}|(what's|what is|name) the {COLOUR} of {it}|"
+            f"{it}(:|,) {WHAT} {COLOUR}( is it|)|{COLOUR} of (the |){most} {noun})?"
         )
         return pose("colour", rng, form, found.colour)
+    form = (
+        f"({WHAT} (is|was|would be) {it}|what's {it}|{it}( is what| is which| is which one|, please|)|"
+        f"{WHAT} {noun} (is|was drawn|did they draw|did I (draw|make)|looks|seems|appears|has been drawn) "
+        f"(the |){most}|{WHAT} ({all_of}|of them all) is (the |){most}|{most} {noun}( =|)|"
+        f"(name|identify|report|give|give me|tell me|say) {it}.|{WHAT} {noun} has the {most} size|"
+        f"(what's|what is) the {most}( one|) {all_of}|{it}(:|,| -) what is it|{TELL} (which|what) {it} is.|"
+        f"{TELL} which {noun} is (the |){most}.|of all the {noun}s, which is (the |){most}|"
+        f"what is it, {it}|which {noun} is it that is (the |){most}|{SO} which {noun} is (the |){most}|"
+        f"what is the {noun} that is {most}|look at {it}. What is it|"
+        f"which {noun} is {'bigger' if biggest else 'smaller'} than all the others)?"
+    )
+    if not only_shapes(scene):
+        form = form.replace("|of them all)", ")")
     return one_of(rng, form, found)

@@ -45,7 +45,7 @@ def three():
     return Scene(things, Background(first=(255, 255, 255), second=(255, 255, 255)))
 
 
-@pytest.mark.parametrize("asker", sorted({*kinds._KINDS}, key=str))
+@pytest.mark.parametrize("asker", sorted({*kinds.KINDS}, key=str))
 def test_every_kind_is_asked_in_many_words_without_a_gap(asker):
     found = asked(asker)
     for _, qa in found:
