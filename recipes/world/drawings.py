@@ -94,8 +94,8 @@ def _alike(things: list[Thing], rng: random.Random) -> list[Thing]:
 
 
 def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
-    """Two to eight shapes of few kinds, in one row or two along the longer side, in training three as well: as
-    people draw what is to be counted."""
+    """Two to eight shapes of few kinds, in one row or two along the longer side, in training three as well:
+    as people draw what is to be counted."""
     count = rng.randint(2, MAX_THINGS)
     rows = 2 if count >= 4 and rng.random() < 0.3 else 1
     if split == looks.TRAIN and count >= 4 and rng.random() < 0.4:
