@@ -267,7 +267,7 @@ class ShapesLoss(nn.Module):
         x = model.place_features(ids, model.projector(patches).flatten(0, 1))
         mask = self.mask(batch["segment_ids"])
         hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
-        answer = self.of_answers(hidden, batch) / counts[5].clamp(min=1).float()
+        answer = self.of_answers(hidden, batch["labels"]) / counts[5].clamp(min=1).float()
         known, seen = self.of_facts(batch, counts)
         logged |= {"loss": answer.detach(), **seen}
         return answer + self.dense_weight * dense + self.fact_weight * known, logged
@@ -283,9 +283,9 @@ class ShapesLoss(nn.Module):
         """(B, T) segment ids -> (B, T, T) bool: what each position sees."""
         return dense_mask(segment_ids)
 
-    def of_answers(self, hidden: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def of_answers(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Summed over labelled tokens."""
-        return self.model.summed_loss(hidden, batch["labels"])[0]
+        return self.model.summed_loss(hidden, labels)[0]
 
     def of_facts(self, batch: dict[str, Tensor], counts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """What hidden states say of the nouns of questions."""

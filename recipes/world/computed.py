@@ -13,19 +13,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from recipes.shapes.dense import box_of
 from recipes.world.grammar import capital, say
 from recipes.world.scene import ABSENT, Thing
 from shapes.questions import NUMBER_WORDS, apart, name_of, reading_order, tally, unique_phrases
 from shapes.world import COLOURS, QA, SHAPES, Scene
-
-
-@dataclass(frozen=True)
-class Computed(QA):
-    """A question of these: whoever is not sure of its answer had better say so (`training.refusal_loss`)."""
-
 
 WHAT = "(what|which)"
 COLOUR = "(colour|color)"
@@ -138,7 +131,7 @@ def pose(
     if question.startswith(_ORDERS) and question.endswith("?"):
         question = question[:-1] + rng.choice((".", ".", ""))
     accept = (NUMBER_WORDS[int(answer)],) if answer.isdigit() and len(answer) == 1 else ()
-    return Computed(family, capital(question), answer, accept, tuple(things))
+    return QA(family, capital(question), answer, accept, tuple(things))
 
 
 def _marked(question: str, rng: random.Random) -> str:
@@ -158,7 +151,7 @@ def one_of(rng: random.Random, form: str, thing: Thing, **slots) -> QA:
     """A question for one thing: its name alone where a shape is asked for, else its colour too."""
     qa = pose("list", rng, form, name_of(thing), (thing,), **slots)
     if asks_for_shape(qa.question):
-        return Computed("shape", qa.question, thing.name)
+        return QA("shape", qa.question, thing.name)
     return qa
 
 

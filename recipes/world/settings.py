@@ -27,9 +27,6 @@ class WorldConfig(ShapesConfig):
     only_words: float = setting(0.42, "share of drawings that show words alone: to learn to read from", 0, 1)
     dense_weight: float = setting(0.3, "weight of the dense vision loss in the second stage", 0, 1_000)
     fact_weight: float = setting(0.5, "weight of the losses on what nouns mean, and where", 0, 1_000)
-    refuse_below: float = setting(
-        0.0, "share of right first tokens below which a computed question is refused; 0: none is", 0, 1
-    )
     frozen: str = setting(
         "", "parameters that stay as they are: a regular expression found in their names, as vision_model|mlp"
     )

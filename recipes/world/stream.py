@@ -22,7 +22,6 @@ from recipes.shapes.questions import ask_list, meant
 from recipes.shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamConfig
 from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
-from recipes.world.computed import Computed
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from recipes.world.json_answers import ask_object, ask_unknown_object
 from recipes.world.kinds import MORE_KINDS, ask_kinds
@@ -84,19 +83,13 @@ def letter_places(word: Thing, scene: Scene) -> list[list[int]]:
     return [[x1, top, x2, bottom, (x1 + x2) // 2, middle] for x1, x2 in pairwise(edges)]
 
 
-def _may_be_refused(qa: QA) -> bool:
-    """Whether who is not sure of its answer may say so; not where the answer's first token is its form's."""
-    return isinstance(qa, Computed) and qa.answer[0] not in "{["
-
-
 class WorldStream(ShapesStream):
     """Yields batches as dicts of tensors, as `ShapesStream` does. `images` cuts drawings into tiles.
 
     With N tiles in all, those of an image after one another, its whole last: pixel_values (N, 3, S, S), dense
     (N, P, DENSE), after the first stage places (N, tokens, 6), see `_places`. And noun_places (B, T, 6),
     `place_of` one thing, or -1: in a question where a noun that names one thing ends, in an answer of the
-    thing, or of the letter of a printed word, that comes next. And unsure (B, T) bool: where answers begin
-    that may be refused instead, see `training.refusal_loss`.
+    thing, or of the letter of a printed word, that comes next.
     """
 
     config: WorldStreamConfig
@@ -407,7 +400,6 @@ class WorldStream(ShapesStream):
             first = start - len(answered[0])
             row["labels"][first:start] = answered[1]
             self._mark_answer(row, first, answered[0], opening, opening.scene or scene)
-            row["unsure"][first] = _may_be_refused(opening)
         at, document = start, 0
         for turns in conversations:
             blind = turns[0].family == "alone"
@@ -429,7 +421,6 @@ class WorldStream(ShapesStream):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = labels
-                row["unsure"][stop - len(answer)] = _may_be_refused(qa)
                 about = qa.scene or scene
                 if about is not None and not blind:
                     self.mark_nouns(row, at, text, at + len(question) - 1, about)
@@ -509,8 +500,7 @@ class WorldStream(ShapesStream):
 
     def blank_row(self, prefix) -> dict[str, np.ndarray]:
         places = np.full((self.config.sequence_length, 6), -1, np.int64)
-        unsure = np.zeros(self.config.sequence_length, bool)
-        return super().blank_row(prefix) | {"noun_places": places, "unsure": unsure}
+        return super().blank_row(prefix) | {"noun_places": places}
 
     def mark_nouns(self, row, at: int, text: str, answer: int, scene: Scene) -> None:
         super().mark_nouns(row, at, text, answer, scene)

@@ -161,20 +161,6 @@ def number_loss(logits: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
     return -(spread(values, len(numbers), _SPREAD) * known).sum()
 
 
-def refusal_loss(logits: Tensor, targets: Tensor, refusal: int, least: float) -> Tensor:
-    """Summed loss of the first tokens of answers (N, vocabulary) that may be refused instead. The answer is
-    learnt as if there were no refusal; and the first token of a refusal, of a picture as of a question, is to
-    be the likelier of both where the likeliest token is right less often than `least`: to refuse costs
-    1 - least where it is right, and to answer costs `least` where it is wrong."""
-    logits = logits.float()
-    refused = logits[:, refusal]
-    answers = logits.index_fill(1, torch.tensor([refusal], device=logits.device), -torch.inf)
-    likeliest, said = answers.max(-1)
-    ahead = refused - likeliest
-    costs = torch.where(said == targets, (1 - least) * F.softplus(ahead), least * F.softplus(-ahead))
-    return F.cross_entropy(answers, targets, reduction="sum") + costs.sum()
-
-
 class WorldLoss(ShapesLoss):
     """See `ShapesLoss`; of drawings, in tiles."""
 
@@ -199,8 +185,6 @@ class WorldLoss(ShapesLoss):
         self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
         for head in (self.places, self.noun_places):
             head.watch(model.language_model)
-        self.refuse_below = config.refuse_below
-        self.refusal = tokenizer.encode(" " + NOT_UNDERSTOOD, add_special_tokens=False)[0]
         # Neither where the forward pass runs again in the backward pass nor where it is compiled.
         self.keeps = not (config.activation_checkpointing or config.compile)
 
@@ -222,20 +206,13 @@ class WorldLoss(ShapesLoss):
     def mask(self, segment_ids: Tensor) -> Tensor:
         return branch_mask(segment_ids)
 
-    def of_answers(self, hidden: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def of_answers(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Summed over labelled tokens. Those of one digit are as often a count: they are like any word."""
-        head, labels = self.model.language_model.lm_head, batch["labels"]
+        head = self.model.language_model.lm_head
         is_number = torch.isin(labels, self.numbers[10:])
-        unsure = batch["unsure"] & ~is_number & (labels != IGNORE_INDEX)
-        unsure = unsure if self.refuse_below else torch.zeros_like(unsure)
-        others = labels.masked_fill(is_number | unsure, IGNORE_INDEX)
-        total = super().of_answers(hidden, batch | {"labels": others})
+        total = super().of_answers(hidden, labels.masked_fill(is_number, IGNORE_INDEX))
         values = torch.searchsorted(self.numbers[10:], labels[is_number]) + 10
-        total = total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
-        if not self.refuse_below:
-            return total
-        logits = head(hidden[:, :-1][unsure[:, 1:]])
-        return total + refusal_loss(logits, labels[unsure], self.refusal, self.refuse_below)
+        return total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
 
     def of_facts(self, batch: dict[str, Tensor], counts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         known, logged = super().of_facts(batch, counts)

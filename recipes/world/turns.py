@@ -26,7 +26,6 @@ from recipes.world.computed import (
     TELL,
     TRUE,
     WHAT,
-    Computed,
     extreme_size,
     farthest,
     fill,
@@ -491,7 +490,7 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"with {{a}}|of the two {noun}s, which has {{a}}|do I find {{a}} in the first or in the second "
             f"{noun})?"
         )
-        return Computed(
+        return QA(
             "compare", capital(say(form, rng, a=with_article(phrase))), answer, (f"the {answer} {noun}",)
         )
     if which < 0.75:
@@ -514,9 +513,7 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"first or the "
             f"second {noun} have {sign} {{t}}|compare the {noun}s: which has {sign} {{t}})?"
         )
-        return Computed(
-            "compare", capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",)
-        )
+        return QA("compare", capital(say(form, rng, t=plural(phrase))), answer, (f"the {answer} {noun}",))
     if which < 0.9:
         form = (
             f"(do both {noun}s (have|show|contain) {{a}}|is there {{a}} in both {noun}s|is "
@@ -529,7 +526,7 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
             f"can {{a}} be seen in both {noun}s|is {{a}} in the first {noun} and in the second one, too|"
             f"{SO} is {{a}} in both {noun}s|{{a}}(:|,) in both {noun}s|was {{a}} drawn in both {noun}s)?"
         )
-        return Computed("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(all(counts)))
+        return QA("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(all(counts)))
     form = (
         f"(does (either|any) {noun} (have|show) {{a}}|is there {{a}} in (either|any) of the {noun}s|did I "
         f"draw {{a}} "
@@ -540,4 +537,4 @@ def first_or_second(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | Non
         f"{noun}|was {{a}} drawn in any {noun}|{MIND} some {noun} has {{a}}{TRUE}|is {{a}} anywhere in the "
         f"two {noun}s|{SO} is {{a}} in any of the {noun}s|{{a}}(:|,) in any of the {noun}s)?"
     )
-    return Computed("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(any(counts)))
+    return QA("compare", capital(say(form, rng, a=with_article(phrase))), yes_no(any(counts)))

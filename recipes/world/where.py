@@ -37,7 +37,6 @@ from recipes.world.computed import (
     TRUE,
     WHAT,
     WHAT_AT,
-    Computed,
     asks_for_shape,
     bounds,
     clear_region,
@@ -168,7 +167,7 @@ def ask_beside(scene: Scene, rng: random.Random) -> QA | None:
             asks_shape = asks_for_shape(qa.question)
             if asks_shape and other.kind != "shape":
                 return None
-            return Computed("shape", qa.question, other.name) if asks_shape else qa
+            return QA("shape", qa.question, other.name) if asks_shape else qa
     return None
 
 
@@ -293,7 +292,7 @@ def ask_corner(scene: Scene, rng: random.Random) -> QA | None:
             f"shape) in the {at}|is there anything drawn in the {at})?"
         )
         qa = pose("absent", rng, form, ABSENT)
-        return Computed("exists", qa.question, "no") if qa.question.startswith("Is there") else qa
+        return QA("exists", qa.question, "no") if qa.question.startswith("Is there") else qa
     if found[0].kind != "shape":
         what = "(what is|what's|what do you see|what is there)"
     more = f"{WHAT_AT}|{THING_AT}|{{p}}, (what|which) shape is it" if found[0].kind == "shape" else WHAT_AT

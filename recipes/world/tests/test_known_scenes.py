@@ -4,15 +4,12 @@ import random
 import re
 
 import pytest
-import torch
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
 from recipes.world import kinds, turns, where  # noqa: E402
 from recipes.world.scene import Thing  # noqa: E402
-from recipes.world.training import WorldLoss, refusal_loss  # noqa: E402
 from shapes.world import COLOURS, SHAPES, Scene  # noqa: E402
-from tests.prompts import tiny_vlm  # noqa: E402
 
 
 def shape(name, colour, x, y, size=0.2):
@@ -128,47 +125,3 @@ def test_a_word_is_read_and_then_spelled():
     for i in range(100):
         first, *later = turns._of_word(Scene((word,)), random.Random(i))
         assert first.answer == "apple" and {qa.answer for qa in later} <= {"5", "a", "e", "red"}
-
-
-@pytest.mark.parametrize(
-    ("shares", "least", "refused"),
-    [((0.9, 0.1, 0.0), 0.5, False), ((0.6, 0.4, 0.0), 0.5, False), ((0.4, 0.35, 0.25), 0.5, True),
-     ((0.4, 0.35, 0.25), 0.3, False), ((0.6, 0.4, 0.0), 0.7, True)],
-)  # fmt: skip
-def test_what_would_be_wrong_too_often_is_refused(shares, least, refused):
-    """A table of logits learns from answers that are right with these shares."""
-    logits = torch.zeros(4, requires_grad=True)
-    rule = torch.optim.Adam([logits], 0.1)
-    targets = torch.repeat_interleave(torch.arange(3), torch.tensor([round(100 * share) for share in shares]))
-    for _ in range(300):
-        rule.zero_grad()
-        refusal_loss(logits.expand(len(targets), 4), targets, 3, least).div(len(targets)).backward()
-        rule.step()
-    assert (logits.argmax() == 3) == refused
-    among = logits[:3].softmax(0)
-    assert torch.allclose(among, torch.tensor(shares), atol=0.05)
-
-
-def test_only_marked_answers_may_be_refused():
-    """A number of more than one digit is a number, marked or not."""
-    loss = object.__new__(WorldLoss)
-    torch.nn.Module.__init__(loss)
-    loss.model, loss.refusal = tiny_vlm(), 9
-    loss.numbers = torch.arange(20, 60)
-    torch.manual_seed(0)
-    hidden = torch.randn(1, 8, loss.model.config.text.hidden_size)
-    labels = torch.tensor([[-100, -100, 5, 7, -100, 40, 6, -100]])
-    marks = torch.zeros(1, 8, dtype=torch.bool)
-    costs = {}
-    for least in (0.0, 0.5):
-        for marked in ((), (2, 5, 7)):
-            loss.refuse_below = least
-            unsure = marks.index_fill(1, torch.tensor(marked, dtype=torch.long), True)
-            costs[least, bool(marked)] = loss.of_answers(hidden, {"labels": labels, "unsure": unsure})
-    plain = costs[0.0, False]
-    assert torch.allclose(plain, costs[0.0, True]) and torch.allclose(plain, costs[0.5, False])
-    logits = loss.model.language_model.lm_head(hidden[:, 1])
-    instead = refusal_loss(logits, labels[:, 2], 9, 0.5) - torch.nn.functional.cross_entropy(
-        logits, labels[:, 2]
-    )
-    assert torch.allclose(costs[0.5, True] - plain, instead, atol=1e-4)

@@ -20,7 +20,6 @@ LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matp
 from recipes.shapes.dense import object_map  # noqa: E402
 from recipes.shapes.training import chat_pieces  # noqa: E402
 from recipes.world import asking, faces, forms, looks, signs  # noqa: E402
-from recipes.world.computed import Computed  # noqa: E402
 from recipes.world.drawings import one_thing, random_aspect, sample_drawing, sample_words  # noqa: E402
 from recipes.world.painting import render  # noqa: E402
 from recipes.world.scene import REFUSAL, Thing  # noqa: E402
@@ -242,25 +241,6 @@ def test_text_may_stand_before_the_image(processor):
             assert tokenizer.decode(ids[segments == document]).startswith("\nUser: ")
             checked += 1
     assert checked > 10
-
-
-def test_where_an_answer_begins_that_may_be_refused(processor):
-    """Of a computed question, never of another, and not where JSON begins; in the prefix as well."""
-    stream, seen = stream_of(processor, text_first=0.5, sequence_length=700), 0
-    for number in range(12):
-        row = stream.drawing_row(number, 2, True)
-        marked = row["unsure"].nonzero()[0]
-        assert (row["labels"][marked] != IGNORE_INDEX).all() and (
-            row["labels"][marked - 1] == IGNORE_INDEX
-        ).all()
-        said = processor.tokenizer.convert_ids_to_tokens(row["labels"][marked].tolist())
-        assert not any(token in ("Ġ{", "Ġ[", "{", "[") for token in said)
-        seen += len(marked)
-    assert seen > 20
-    plain, computed = (kind("count", "How many stars?", "3") for kind in (QA, Computed))
-    for qa, expected in ((plain, 0), (computed, 1)):
-        row = stream._conversations(stream._prefix("User:"), [[qa]], None)
-        assert row["unsure"].sum() == expected
 
 
 def test_a_row_may_show_two_images(processor):
