@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -43,10 +44,34 @@ def training_data(run: Path) -> str:
     return found[1] if found else "Not stated."
 
 
-def release(run: Path, folder: Path, questions: int, trained_on: str | None, temperature: float = 1.0) -> str:
+def mix_in(model: VisionLanguageModel, others: Sequence[tuple[float, Path]]) -> None:
+    """Make a model's weights the mean of its own and of others, each with its share: of one run what was
+    forgotten since an earlier state comes back so (WiSE-FT, Wortsman et al., 2022). Raises ValueError where
+    the shares leave none for the model itself."""
+    own = 1 - sum(share for share, _ in others)
+    if own <= 0:
+        raise ValueError(f"--mix-in: expected shares of less than 1 together, got {1 - own:g}")
+    weights = model.state_dict()
+    mean = {name: own * tensor for name, tensor in weights.items()}
+    for share, folder in others:
+        found = VisionLanguageModel.from_pretrained(folder, dtype=torch.float32).state_dict()
+        mean = {name: tensor + share * found[name] for name, tensor in mean.items()}
+    same = {name for name, tensor in weights.items() if torch.allclose(mean[name], tensor, rtol=1e-6, atol=0)}
+    model.load_state_dict(mean | {name: weights[name] for name in same})
+
+
+def release(
+    run: Path,
+    folder: Path,
+    questions: int,
+    trained_on: str | None,
+    temperature: float = 1.0,
+    others: Sequence[tuple[float, Path]] = (),
+) -> str:
     """Write `folder`; returns the table of its scores. `temperature` divides the logits, so that confidences
-    agree with scores (temperature scaling, Guo et al., 2017); the likeliest token stays."""
+    agree with scores (temperature scaling, Guo et al., 2017); the likeliest token stays. See `mix_in`."""
     model = VisionLanguageModel.from_pretrained(run, dtype=torch.float32)
+    mix_in(model, others)
     model.language_model.norm.weight.data.div_(temperature)  # the head after it has no bias
     model = model.to(torch.bfloat16)
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -61,6 +86,11 @@ def release(run: Path, folder: Path, questions: int, trained_on: str | None, tem
     return table_text(results["families"])
 
 
+def _share(text: str) -> tuple[float, Path]:
+    share, _, folder = text.partition(":")
+    return above_zero(share), Path(folder)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m recipes.world.release", description=__doc__)
     add = parser.add_argument
@@ -70,8 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--training-data", metavar="TEXT", help="the card's words on its data (default: those of the run)")
     scaled = "divide the logits by T, so that confidences agree with scores (default 1)"
     add("--temperature", type=option(above_zero), metavar="T", default=1.0, help=scaled)
+    mixed = "folder of an earlier state of the run, which gets this share of the weights' mean (repeatable)"
+    add("--mix-in", type=option(_share), metavar="SHARE:FOLDER", action="append", default=[], help=mixed)
     options = parser.parse_args(arguments)
     settings = (options.run, options.folder, options.questions, options.training_data, options.temperature)
+    settings = (*settings, options.mix_in)
     return guarded(parser.prog, lambda: print(for_terminal(release(*settings))))
 
 

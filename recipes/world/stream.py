@@ -50,7 +50,7 @@ _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a ro
 @dataclass(frozen=True)
 class WorldStreamConfig(ShapesStreamConfig):
     tokens_per_side: int = 8  # of a tile, after the projector
-    outside: float = 0.12  # images that show nothing of the world
+    outside: float = 0.16  # images that show nothing of the world
     only_words: float = 0.42  # images of words alone
     pairs: float = 0.0  # batches of two images a row
     text_first: float = 0.0  # rows whose first question stands before the image
@@ -252,8 +252,7 @@ class WorldStream(ShapesStream):
     def _of_drawing(self, scene: Scene, rng: random.Random) -> list[list[QA]]:
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
-        asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(2)]
+        asked: list[QA | None] = [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(2)]
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
         asked += [asking.count_any(scene, rng) for _ in range(2)]  # the others prefer high counts
@@ -268,7 +267,7 @@ class WorldStream(ShapesStream):
         )
         if rng.random() < 0.1:
             asked.append(thing_as_json(scene, rng))
-        asked += sample_questions(scene, rng, 12, _MIX)
+        asked += sample_questions(scene, rng, 18, _MIX)
         single = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(single)
         # What is not understood has no turn before it: "How many" may lean on one.
@@ -283,6 +282,8 @@ class WorldStream(ShapesStream):
             found.insert(0, turns_of_one)
         if rng.random() < 0.5 and (turns_of_one := ask_of_it(scene, rng)):
             found.insert(0, turns_of_one)
+        known = [ask(scene, rng, kind) for kind in ("word", "digit", "size", "compare", "count")]
+        found = [[qa] for qa in known if qa is not None] + found  # what little was asked of was forgotten
         for leaning in (lean_on, two_turns):
             if turns_of_one := leaning(scene, rng):
                 found.insert(0, turns_of_one)
