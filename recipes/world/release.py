@@ -103,8 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
     mixed = "folder of an earlier state of the run, which gets this share of the weights' mean (repeatable)"
     add("--mix-in", type=option(_share), metavar="SHARE:FOLDER", action="append", default=[], help=mixed)
     options = parser.parse_args(arguments)
-    settings = (options.run, options.folder, options.questions, options.training_data, options.temperature)
-    settings = (*settings, options.mix_in)
+    data, scale, others = options.training_data, options.temperature, options.mix_in
+    settings = (options.run, options.folder, options.questions, data, scale, others)
     return guarded(parser.prog, lambda: print(for_terminal(release(*settings))))
 
 
