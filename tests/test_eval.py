@@ -309,6 +309,7 @@ def test_too_many_answers_at_a_time_are_refused(tmp_path, monkeypatch, capsys):
 
 def test_what_draws_the_drawings_may_not_be_installed(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "recipes.world.heldout", None)
+    monkeypatch.delitem(sys.modules, "recipes.world.evaluation", raising=False)
     assert run("--tasks", "drawings", "--limit", "2", "--output", tmp_path / "out", *EAGER) == 2
     assert "recipes/world/requirements.txt" in capsys.readouterr().err
 

@@ -28,6 +28,7 @@ from inference.checkpoint import open_checkpoint
 from inference.flags import Parser, option, positive
 from messages import for_terminal
 from models import VisionLanguageModel
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.save import model_card
 
 SUMMARY = (
@@ -46,11 +47,11 @@ def training_data(run: Path) -> str:
 
 def mix_in(model: VisionLanguageModel, others: Sequence[tuple[float, Path]]) -> None:
     """Make a model's weights the mean of its own and of others, each with its share: of one run what was
-    forgotten since an earlier state comes back so (WiSE-FT, Wortsman et al., 2022). Raises ValueError where
-    the shares leave none for the model itself."""
+    forgotten since an earlier state comes back so (WiSE-FT, Wortsman et al., 2022). Raises CheckpointError
+    where the shares leave none for the model itself."""
     own = 1 - sum(share for share, _ in others)
     if own <= 0:
-        raise ValueError(f"--mix-in: expected shares of less than 1 together, got {1 - own:g}")
+        raise CheckpointError(f"--mix-in: expected shares of less than 1 together, got {1 - own:g}")
     weights = model.state_dict()
     mean = {name: own * tensor for name, tensor in weights.items()}
     for share, folder in others:
