@@ -340,13 +340,13 @@ def test_the_embedded_model_counts(embedded):
     one_by_one = replace(options, constraint=lambda: OneByOne(constraint()))
     for checkpoint, own in ((embedded, options), (compiled, options), (embedded, one_by_one)):
         result = answer.ask(checkpoint, images, question, own).finish()
-        assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.6
+        assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.8
     reply = answer.ask(embedded, images, question, replace(options, logprobs=3)).finish()
     (closing,) = (one for one in reply["logprobs"][0] if one["token"] == "}")
     # It learnt that one number in six goes on, as 3.0.
     after = {one["token"]: math.exp(one["logprob"]) for one in closing["top"]}
     assert closing["top"][0]["logprob"] == closing["logprob"]
-    assert after["}"] > 0.6 and after["}"] + after["."] > 0.95
+    assert after["}"] > 0.6 and after["}"] + after["."] > 0.99
     assert not {one["id"] for one in closing["top"]} & set(embedded.stop_token_ids)
 
 

@@ -1,6 +1,6 @@
 """Questions whose answers are computed from the whole scene: "and", "or" and "not", "both" and "either",
 exact numbers, whether all are alike, which are so, colours, the ground. Each is asked in the many wordings of
-a grammar (`grammar.say`), and drawn from one bag with those of `where` and `letters`.
+a grammar (`grammar.say`), and drawn together with those of `where` and `letters`.
 
 Where a person could doubt the truth (one thing that is both, two colours as frequent), nothing is asked.
 """

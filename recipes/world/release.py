@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -52,13 +53,11 @@ def mix_in(model: VisionLanguageModel, others: Sequence[tuple[float, Path]]) -> 
     own = 1 - sum(share for share, _ in others)
     if own <= 0:
         raise CheckpointError(f"--mix-in: expected shares of less than 1 together, got {1 - own:g}")
-    weights = model.state_dict()
-    mean = {name: own * tensor for name, tensor in weights.items()}
+    mean = {name: own * tensor for name, tensor in model.state_dict().items()}
     for share, folder in others:
         found = VisionLanguageModel.from_pretrained(folder, dtype=torch.float32).state_dict()
         mean = {name: tensor + share * found[name] for name, tensor in mean.items()}
-    same = {name for name, tensor in weights.items() if torch.allclose(mean[name], tensor, rtol=1e-6, atol=0)}
-    model.load_state_dict(mean | {name: weights[name] for name in same})
+    model.load_state_dict(mean)
 
 
 def release(
@@ -89,7 +88,10 @@ def release(
 
 def _share(text: str) -> tuple[float, Path]:
     share, _, folder = text.partition(":")
-    return above_zero(share), Path(folder)
+    with suppress(ValueError):
+        if folder:
+            return above_zero(share), Path(folder)
+    raise ValueError(f"expected SHARE:FOLDER such as 0.15:runs/before, got {text!r}")
 
 
 def main(arguments: list[str] | None = None) -> int:
